@@ -1,0 +1,43 @@
+"""The one error tree. A message names the value, the bound and the remedy.
+
+Every error that may reach a person derives from ``RooftuneError`` and carries the exit code of the
+command: 1 refused or infeasible, 2 usage or input, 3 unreachable. Anything else that reaches the
+border is a defect of ours and is shown as such.
+"""
+
+from typing import ClassVar
+
+
+class RooftuneError(Exception):
+    """Base of every error that Rooftune raises on purpose."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class InputError(RooftuneError):
+    """What the operator gave (flag, file, configuration, value) cannot be used."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class InfeasibleError(RooftuneError):
+    """The request is well-formed, but nothing satisfies it."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class RefusedError(RooftuneError):
+    """A guard, a bound or the other side said no."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UnreachableError(RooftuneError):
+    """A server, a file system or a store did not answer."""
+
+    exit_code: ClassVar[int] = 3
+
+
+def bad_value(what: str, value: object, bound: str, remedy: str) -> InputError:
+    """One clear line: what was given, what is allowed, what to do."""
+    return InputError(f"{what} is {value!r}, must be {bound}; {remedy}")
