@@ -1,0 +1,156 @@
+"""The step-model file (model.json): what ``rooftune fit --out`` writes and ``--step-model`` reads.
+
+One JSON object with ``schema`` and ``version``; the coefficients stand under ``model``, everything else
+says where they came from and how far to trust them. Unknown keys at the top are errors, so that a typo
+or a file of a later version never half-loads.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from policies.errors import InputError, bad_value
+from policies.step_time import NAMED_MODELS, StepModel
+
+SCHEMA = "rooftune.step-model"
+VERSION = 1
+MAX_FILE_BYTES = 1_000_000
+# A second per token, per sequence or per step is far beyond any engine; larger values are a wrong unit.
+MAX_COEFFICIENT_S = 1000.0
+
+_TOP_KEYS = {"schema", "version", "model", "source", "intervals", "codes", "errors"}
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """Contents of one model.json.
+
+    source: where the steps came from, in words.
+    intervals: quantity -> (low, high) with the unit in the name; ``math.inf`` where nothing bounds it.
+    codes: identifiability findings, see ``tuner.model.roofline.FitCode``.
+    errors: name -> fraction (``held_out_mape`` and the like).
+    """
+
+    model: StepModel
+    source: str = ""
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    codes: tuple[str, ...] = ()
+    errors: Mapping[str, float] = field(default_factory=dict)
+
+
+def check_step_model(model: StepModel, what: str) -> StepModel:
+    """Return the model, or raise InputError for a coefficient that no engine can have."""
+    for name, value in model._asdict().items():
+        if name == "sharpness":
+            if not math.isfinite(value) or (value != 0.0 and value < 1.0):
+                raise bad_value(f"{what}: sharpness", value, "0 (hard maximum) or at least 1", "fit the model again")
+        elif not math.isfinite(value) or not 0.0 <= value <= MAX_COEFFICIENT_S:
+            raise bad_value(f"{what}: {name}", value, f"within 0..{MAX_COEFFICIENT_S:g} s", "check the unit (seconds)")
+    if model.overhead_s + model.floor_s + model.slope_s_per_token + model.sequence_s <= 0.0:
+        raise InputError(f"{what}: every step would take no time; fit the model again")
+    return model
+
+
+def load_step_model(name_or_path: str) -> StepModel:
+    """Coefficients of a named constant set or of a model.json.
+
+    Raises InputError when the name is unknown (the message lists the names) or the file is not usable.
+    """
+    if name_or_path in NAMED_MODELS:
+        return NAMED_MODELS[name_or_path]
+    if not Path(name_or_path).is_file():
+        names = ", ".join(sorted(NAMED_MODELS))
+        raise InputError(
+            f"step model {name_or_path!r} is neither a file nor one of the names {names}; "
+            "give one of these or a file written by `rooftune fit --out`"
+        )
+    return read_model_file(Path(name_or_path)).model
+
+
+def read_model_file(path: Path) -> ModelFile:
+    """Read and check model.json. Raises InputError that names the file, the value and the bound."""
+    what = f"step model {path}"
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise bad_value(f"{what}: size", path.stat().st_size, f"at most {MAX_FILE_BYTES} bytes", "give a model.json")
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise InputError(f"{what} cannot be read: {error}; give a file written by `rooftune fit --out`") from error
+    if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
+        raise InputError(f'{what} has no "schema": "{SCHEMA}"; give a file written by `rooftune fit --out`')
+    if raw.get("version") != VERSION:
+        raise bad_value(f"{what}: version", raw.get("version"), str(VERSION), "fit the model again with this release")
+    unknown = sorted(set(raw) - _TOP_KEYS)
+    if unknown:
+        raise bad_value(f"{what}: key", unknown[0], f"one of {sorted(_TOP_KEYS)}", "remove it")
+    return ModelFile(
+        model=check_step_model(_parse_model(raw.get("model"), what), what),
+        source=str(raw.get("source", "")),
+        intervals=_parse_intervals(raw.get("intervals", {}), what),
+        codes=_parse_codes(raw.get("codes", []), what),
+        errors=_parse_errors(raw.get("errors", {}), what),
+    )
+
+
+def write_model_file(path: Path, contents: ModelFile) -> None:
+    """Write model.json. Infinite bounds are written as null: JSON has no infinity."""
+    document = {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "model": contents.model._asdict(),
+        "source": contents.source,
+        "intervals": {k: [_finite_or_null(a), _finite_or_null(b)] for k, (a, b) in contents.intervals.items()},
+        "codes": list(contents.codes),
+        "errors": dict(contents.errors),
+    }
+    try:
+        path.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error}; give --out a writable path") from error
+
+
+def _finite_or_null(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _number(value: object, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise bad_value(what, value, "a number", "fit the model again")
+    return float(value)
+
+
+def _parse_model(raw: object, what: str) -> StepModel:
+    if not isinstance(raw, dict) or set(raw) != set(StepModel._fields):
+        raise InputError(f"{what}: model must hold exactly {', '.join(StepModel._fields)}; fit the model again")
+    return StepModel(**{name: _number(raw[name], f"{what}: {name}") for name in StepModel._fields})
+
+
+def _parse_codes(raw: object, what: str) -> tuple[str, ...]:
+    if not isinstance(raw, list) or not all(isinstance(code, str) for code in raw):
+        raise bad_value(f"{what}: codes", raw, "a list of words", "fit the model again")
+    return tuple(raw)
+
+
+def _parse_errors(raw: object, what: str) -> dict[str, float]:
+    if not isinstance(raw, dict):
+        raise bad_value(f"{what}: errors", raw, "an object of numbers", "fit the model again")
+    return {str(name): _number(value, f"{what}: errors.{name}") for name, value in raw.items()}
+
+
+def _parse_intervals(raw: object, what: str) -> dict[str, tuple[float, float]]:
+    if not isinstance(raw, dict):
+        raise InputError(f"{what}: intervals must be an object; fit the model again")
+    result = {}
+    for name, pair in raw.items():
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise bad_value(f"{what}: intervals.{name}", pair, "a pair [low, high]", "fit the model again")
+        low, high = (
+            default if bound is None else _number(bound, f"{what}: intervals.{name}")
+            for bound, default in zip(pair, (-math.inf, math.inf), strict=True)
+        )
+        if not low <= high:
+            raise bad_value(f"{what}: intervals.{name}", pair, "low <= high", "fit the model again")
+        result[str(name)] = (low, high)
+    return result
