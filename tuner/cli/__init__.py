@@ -1,0 +1,1 @@
+"""The command ``rooftune``: one thin module for each subcommand."""

@@ -1,0 +1,153 @@
+"""The frame of the command: exit codes, one line per error, lazy commands."""
+
+import argparse
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from policies.commands import COMMAND_GROUP, Command
+from policies.errors import InfeasibleError, InputError, UnreachableError
+from tuner.cli.main import EXIT_DEFECT, EXIT_INTERRUPTED, main
+
+ERRORS: dict[str, BaseException | int] = {
+    "done": 0,
+    "refused": 1,
+    "input": InputError("--rate is -1,\nmust be > 0; give a positive rate"),
+    "infeasible": InfeasibleError("no budget meets the target"),
+    "unreachable": UnreachableError("http://x did not answer"),
+    "defect": ZeroDivisionError("oops"),
+    "interrupt": KeyboardInterrupt(),
+    "torch-missing": ModuleNotFoundError("No module named 'torch'", name="torch"),
+    "own-missing": ModuleNotFoundError("No module named 'tuner.nowhere'", name="tuner.nowhere"),
+}
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=ERRORS)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    outcome = ERRORS[arguments.what]
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
+
+
+FAKE = Command("fake", "does what it is told", _add_arguments, _run)
+POINTS = {"fake": EntryPoint("fake", f"{__name__}:FAKE", COMMAND_GROUP)}
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "words"),
+    [
+        ("done", 0, ""),
+        ("refused", 1, ""),
+        ("input", 2, "rooftune: --rate is -1, must be > 0; give a positive rate"),
+        ("infeasible", 1, "rooftune: no budget meets the target"),
+        ("unreachable", 3, "rooftune: http://x did not answer"),
+        ("interrupt", EXIT_INTERRUPTED, "rooftune: interrupted"),
+        ("torch-missing", 2, "pip install 'rooftune[tuner]'"),
+        ("defect", EXIT_DEFECT, "ROOFTUNE_TRACE=1"),
+        ("own-missing", EXIT_DEFECT, "defect: ModuleNotFoundError"),
+    ],
+)
+def test_outcome_becomes_code_and_one_line(
+    what: str, code: int, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ROOFTUNE_TRACE", raising=False)
+    assert main(["fake", what], POINTS) == code
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.count("\n") == (1 if words else 0)
+
+
+def test_trace_shows_where_a_defect_arose(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROOFTUNE_TRACE", "1")
+    assert main(["fake", "defect"], POINTS) == EXIT_DEFECT
+    assert "in _run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["fake"], ["fake", "nonsense"], ["fake", "done", "--more"], ["fak"], ["--loud"]])
+def test_usage_error_is_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words, POINTS) == 2
+    assert capsys.readouterr().err
+
+
+def test_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fkae"], POINTS) == 2
+    assert "did you mean 'fake'" in capsys.readouterr().err
+
+
+def test_missing_extra_names_the_engine_for_its_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "engine_less.py").write_text("import surely_not_installed\n")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        points = {"serve": EntryPoint("serve", "engine_less:SERVE", COMMAND_GROUP)}
+        assert main(["serve"], points) == 2
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert capsys.readouterr().err == (
+        "rooftune: 'serve' needs the module 'surely_not_installed'; run: pip install 'rooftune[tuner]'\n"
+    )
+
+
+def test_overview_reads_help_without_importing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "heavy_command.py").write_text(
+        "raise RuntimeError('imported')\nCOMMAND = Command('a', 'first help', f, g)\nOTHER = Command(help='second help')\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    try:
+        points = {
+            "a": EntryPoint("a", "heavy_command:COMMAND", COMMAND_GROUP),
+            "b": EntryPoint("b", "heavy_command:OTHER", COMMAND_GROUP),
+            "gone": EntryPoint("gone", "not_there.at_all:COMMAND", COMMAND_GROUP),
+        }
+        assert main(["--help"], points) == 0
+    finally:
+        sys.path.remove(str(tmp_path))
+    shown = capsys.readouterr().out
+    assert "first help" in shown
+    assert "second help" in shown
+    assert "gone" in shown
+
+
+def test_every_installed_command_has_a_help_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    listed = capsys.readouterr().out.partition("commands")[2].partition("exit codes")[0].splitlines()[1:]
+    lines = [line.split() for line in listed if line.strip()]
+    assert ["bench"] == [words[0] for words in lines if words[0] == "bench"]
+    assert all(len(words) > 2 for words in lines), listed
+
+
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_overview_imports_nothing_heavy(flag: str) -> None:
+    program = (
+        "import sys; from tuner.cli.main import main; main([sys.argv[1]]);"
+        "print(sorted({'numba', 'optuna', 'torch', 'matplotlib', 'numpy', 'pydantic'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, flag], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_reader_that_leaves_is_quiet() -> None:
+    program = "import sys; from tuner.cli.main import main; sys.exit(main(['--help']))"
+    command = f"'{sys.executable}' -c \"{program}\" | true; echo ${{PIPESTATUS[0]}}"
+    for _ in range(3):  # `true` may read nothing before it ends, or end too late to be noticed
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() in ("0", "141")
+        assert done.stderr == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_full_disk_is_one_line_and_3() -> None:
+    program = "import sys; from tuner.cli.main import main; sys.exit(main(['--help']))"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr.startswith("rooftune: standard output: ")
+    assert done.stderr.count("\n") == 1

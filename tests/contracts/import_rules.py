@@ -1,0 +1,136 @@
+"""Who may import whom, as data and pure functions: layers, fences, and what ``policies`` may use at all.
+
+Every import counts: at the top, inside a function, under ``if TYPE_CHECKING`` and by
+``importlib.import_module("name")``. A lazy or type-only import is a type that lives too high.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGES = ("policies", "tuner", "engine")
+
+# Highest first. A module may import strictly lower layers and its own part; parts in one layer are strangers.
+TUNER_LAYERS: tuple[tuple[str, ...], ...] = (
+    ("cli",),
+    ("bench",),
+    ("control", "report"),
+    ("search",),
+    ("observe", "ports", "sim"),
+    ("model",),
+    ("config", "record"),
+    ("clock",),
+)
+
+# Library -> the only places (module, or package with everything below it) that may import it.
+FENCES: dict[str, tuple[str, ...]] = {
+    "optuna": ("tuner.search.study",),
+    "torch": ("engine.torch",),
+    "transformers": ("engine.torch",),
+    "vllm": ("engine.vllm",),
+    "kubernetes": ("tuner.ports.kubernetes",),
+    "prometheus_api_client": ("tuner.observe.prometheus",),
+    "matplotlib": ("tuner.report.plots",),
+    "numba": ("tuner.sim.kernel", "tuner.sim.compile"),
+    "pydantic": ("policies.wire", "tuner", "engine"),
+    "sched_sim": ("tuner.bench",),
+}
+
+# policies: pure decisions. No clock, no chance, no input or output, so only these.
+POLICIES_MAY_USE = frozenset(
+    "__future__ abc bisect collections dataclasses enum fractions functools heapq itertools math numbers numpy "
+    "operator re statistics string types typing".split()
+)
+POLICIES_EXTRA: dict[str, frozenset[str]] = {
+    "policies.wire": frozenset({"pydantic", "json"}),
+    "policies.commands": frozenset({"argparse"}),  # the type of a parser that a command fills
+}
+NO_CHANCE = ("numpy.random",)
+
+
+def below(name: str, place: str) -> bool:
+    """Whether ``name`` is ``place`` or lies in it."""
+    return name == place or name.startswith(f"{place}.")
+
+
+def module_name(path: Path, root: Path) -> str:
+    """``tuner/sim/kernel.py`` -> ``tuner.sim.kernel``; a package's ``__init__`` is the package."""
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(source: str, module: str, is_package: bool) -> Iterator[tuple[int, str]]:
+    """(line, imported name) of every import in ``source``; ``from a import b`` yields ``a.b``."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(node, module, is_package)
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}"
+        elif isinstance(node, ast.Call) and node.args:
+            called = ast.unparse(node.func).rpartition(".")[2]
+            first = node.args[0]
+            if called in ("import_module", "__import__") and isinstance(first, ast.Constant):
+                yield node.lineno, str(first.value)
+
+
+def _absolute(node: ast.ImportFrom, module: str, is_package: bool) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = module.split(".")
+    keep = len(parts) - node.level + (1 if is_package else 0)
+    return ".".join([*parts[:keep], *([node.module] if node.module else [])])
+
+
+def violation(module: str, imported: str) -> str | None:
+    """Why ``module`` may not import ``imported``; None when it may."""
+    top = imported.partition(".")[0]
+    own = module.partition(".")[0]
+    if top in FENCES and not any(below(module, place) for place in FENCES[top]):
+        return f"{top} is only for {', '.join(FENCES[top])}"
+    if own == "policies":
+        return _policies_violation(module, imported, top)
+    if top == "engine" and own != "engine":
+        return "nobody imports engine"
+    if top == "tuner" and own == "engine":
+        return "engine imports policies and nothing of tuner"
+    if top == "tuner" and own == "tuner":
+        return _layer_violation(module, imported)
+    return None
+
+
+def _policies_violation(module: str, imported: str, top: str) -> str | None:
+    if any(below(imported, place) for place in NO_CHANCE):
+        return "policies knows no chance"
+    allowed = POLICIES_MAY_USE | POLICIES_EXTRA.get(module, frozenset()) | {"policies"}
+    if top in allowed:
+        return None
+    kind = "standard module" if top in sys.stdlib_module_names else "library"
+    return f"policies may use numpy and a few pure standard modules, not the {kind} {top}"
+
+
+def _layer_violation(module: str, imported: str) -> str | None:
+    mine, theirs = part_of(module), part_of(imported)
+    if not theirs or mine == theirs:
+        return None
+    if not mine:
+        return "the package tuner itself imports none of its parts"
+    if layer_of(theirs) <= layer_of(mine):
+        return f"tuner.{theirs} is not below tuner.{mine}"
+    return None
+
+
+def part_of(name: str) -> str:
+    """``tuner.sim.kernel`` -> ``sim``; empty for ``tuner`` itself."""
+    return [*name.split("."), ""][1]
+
+
+def layer_of(part: str) -> int:
+    """Place of a part of tuner from the top; ``KeyError`` when no layer names it."""
+    for place, parts in enumerate(TUNER_LAYERS):
+        if part in parts:
+            return place
+    raise KeyError(f"tuner.{part} has no layer; give it one in TUNER_LAYERS")

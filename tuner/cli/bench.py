@@ -1,0 +1,53 @@
+"""``rooftune bench``: named benchmarks, each figure beside what it is compared with."""
+
+import argparse
+import sys
+from importlib.metadata import EntryPoint
+
+from policies.commands import BENCH_GROUP, Bench, Command, Figure
+from tuner.bench.frame import json_line, table
+from tuner.cli.registry import find, missing_extra, registered
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of ``rooftune bench``."""
+    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run (default: all)")
+    parser.add_argument("--list", action="store_true", help="print the names and stop")
+    parser.add_argument("--json", action="store_true", help="one JSON line per figure, as soon as it is known")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--short", action="store_true", help="seconds per benchmark, less sharp")
+    length.add_argument("--full", action="store_true", help="the whole measurement (default)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the named benchmarks in the order given; an unknown name ends it before the first one starts."""
+    points = registered(BENCH_GROUP)
+    if arguments.list:
+        for name in points:
+            print(name)
+        return 0
+    chosen = [find(name, points, "benchmark") for name in arguments.names or points]
+    figures: list[Figure] = []
+    for point in chosen:
+        print(f"bench {point.name} ...", file=sys.stderr)
+        for figure in _load(point)(arguments.short):
+            figures.append(figure)
+            if arguments.json:
+                print(json_line(figure), flush=True)
+    if not arguments.json:
+        print(table(figures))
+    return 0
+
+
+def _load(point: EntryPoint) -> Bench:
+    try:
+        bench: Bench = point.load()
+    except ModuleNotFoundError as error:
+        explained = missing_extra(error, point)
+        if explained is None:
+            raise
+        raise explained from error
+    return bench
+
+
+COMMAND = Command("bench", "run named benchmarks and print each figure beside its baseline", add_arguments, run)

@@ -1,0 +1,123 @@
+"""The frame of the command ``rooftune``: finds the subcommand, runs it, turns errors into one line and a code.
+
+Exit codes: 0 done, 1 refused or infeasible, 2 usage or input, 3 unreachable, 70 a defect of ours,
+130 interrupted, 141 the reader of our output went away.
+"""
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint, version
+
+from policies.commands import COMMAND_GROUP, Command
+from policies.errors import InputError, RooftuneError, UnreachableError
+from tuner.cli.registry import find, help_of, missing_extra, registered
+
+EXIT_DEFECT = 70
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+_TRACE = "ROOFTUNE_TRACE"
+
+
+def main(argv: Sequence[str] | None = None, points: dict[str, EntryPoint] | None = None) -> int:
+    """Run one command and return its exit code. The one wide border: nothing above it catches anything.
+
+    argv: the words after ``rooftune`` (default: those of the process); points: the subcommands by
+    name (default: every installed entry point of ``rooftune.commands``).
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(words, registered(COMMAND_GROUP) if points is None else points)
+        _flush_output()
+    except BrokenPipeError:
+        _drop_output()
+        return EXIT_BROKEN_PIPE
+    except KeyboardInterrupt:
+        return _fail("interrupted", EXIT_INTERRUPTED)
+    except RooftuneError as error:
+        return _fail(str(error), error.exit_code)
+    except Exception as error:  # noqa: BLE001 - the wide border: what arrives here is a defect of ours
+        return _fail(
+            f"defect: {type(error).__name__}: {error}; set {_TRACE}=1 to see where, and please report it", EXIT_DEFECT
+        )
+    return code
+
+
+def _dispatch(words: list[str], points: dict[str, EntryPoint]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_overview(points))
+        return 0
+    if words[0] in ("-V", "--version"):
+        print(f"rooftune {version('rooftune')}")
+        return 0
+    if words[0].startswith("-"):
+        raise InputError(f"unknown option {words[0]!r} before a command; rooftune --help lists the commands")
+    point = find(words[0], points, "command")
+    try:
+        command: Command = point.load()
+        parser = argparse.ArgumentParser(prog=f"rooftune {command.name}", description=command.help)
+        command.add_arguments(parser)
+        arguments = _parse(parser, words[1:])
+        return arguments if isinstance(arguments, int) else command.run(arguments)
+    except ModuleNotFoundError as error:
+        explained = missing_extra(error, point)
+        if explained is None:
+            raise
+        raise explained from error
+
+
+def _parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace | int:
+    """The arguments, or the exit code when argparse has already answered (help: 0, usage: 2)."""
+    try:
+        return parser.parse_args(words)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 2
+
+
+def _overview(points: dict[str, EntryPoint]) -> str:
+    width = max((len(name) for name in points), default=0)
+    lines = [f"  {name:<{width}}  {help_of(point)}".rstrip() for name, point in points.items()]
+    return "\n".join(
+        [
+            "usage: rooftune [--version] COMMAND ...",
+            "",
+            "Tunes the token budget of a running LLM inference engine.",
+            "",
+            "commands (rooftune COMMAND --help tells more):",
+            *lines,
+            "",
+            "exit codes: 0 done, 1 refused or infeasible, 2 usage or input, 3 unreachable, 70 a defect",
+        ]
+    )
+
+
+def _fail(message: str, code: int) -> int:
+    """One line on standard error, after the trace if it was asked for."""
+    if os.environ.get(_TRACE, "") not in ("", "0"):
+        traceback.print_exc()
+    print(f"rooftune: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _flush_output() -> None:
+    """Write out what is buffered now, so that a full disk is an answer and not a line from the interpreter's end."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _drop_output()
+        raise UnreachableError(f"standard output: {error.strerror}; free some space or write elsewhere") from error
+
+
+def _drop_output() -> None:
+    """The interpreter flushes once more at its end; let that go nowhere."""
+    sink = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, sys.stdout.fileno())
+    os.close(sink)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
