@@ -1,0 +1,62 @@
+"""Exact weighted quantiles: the smallest value that enough of the weight lies at or below."""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.errors import InputError, bad_value
+
+FloatArray = npt.NDArray[np.float64]
+
+# Products such as 0.07 * 100 come out a hair above the whole number that is meant.
+RELATIVE_SLACK = 1e-12
+_SORT_BELOW = 256
+
+
+def weighted_quantile(values: npt.ArrayLike, weights: npt.ArrayLike, q: float) -> float:
+    """Smallest of ``values`` with at least share ``q`` of the weight at or below it ("inverted cdf").
+
+    values: any order, shape (m,), +inf allowed, NaN not; weights: same shape, finite and >= 0; 0 < q <= 1.
+    No weight at all gives NaN: a missing sample is not a zero. Expected time O(m), no full sort.
+    Raises InputError on anything else.
+    """
+    v = np.asarray(values, dtype=np.float64)
+    w = np.asarray(weights, dtype=np.float64)
+    if not 0.0 < q <= 1.0:
+        raise bad_value("quantile", q, "above 0 and at most 1", "give 0.99 for the 99th percentile")
+    if v.ndim != 1 or v.shape != w.shape:
+        raise InputError(f"values {v.shape} and weights {w.shape} must be two rows of one length")
+    if np.isnan(v).any() or not np.isfinite(w).all() or (w < 0.0).any():
+        raise InputError("values must not be NaN and weights must be finite and at least 0; drop missing samples first")
+    kept = w > 0.0
+    v, w = v[kept], w[kept]
+    total = float(w.sum())
+    if total <= 0.0:
+        return math.nan
+    need = q * total - RELATIVE_SLACK * total
+    below = 0.0
+    while v.size > _SORT_BELOW:
+        middle = v.size // 2
+        pivot = np.partition(v, middle)[middle]
+        low = v < pivot
+        low_weight = float(w[low].sum())
+        if below + low_weight >= need:
+            v, w = v[low], w[low]
+            continue
+        high = v > pivot
+        below += float(w[~high].sum())
+        if below >= need or not high.any():
+            return float(pivot)
+        v, w = v[high], w[high]
+    order = np.argsort(v, kind="stable")
+    reached = below + np.cumsum(w[order])
+    # Rounding of the partial sums may leave the last one a hair under the need.
+    at = min(int(np.searchsorted(reached, need, side="left")), v.size - 1)
+    return float(v[order[at]])
+
+
+def quantile(values: npt.ArrayLike, q: float) -> float:
+    """``weighted_quantile`` with one unit of weight for each value."""
+    v = np.asarray(values, dtype=np.float64)
+    return weighted_quantile(v, np.ones(v.shape), q)
