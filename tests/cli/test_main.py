@@ -1,6 +1,7 @@
 """The frame of the command: exit codes, one line per error, lazy commands."""
 
 import argparse
+import os
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
@@ -11,6 +12,7 @@ import pytest
 from policies.commands import COMMAND_GROUP, Command
 from policies.errors import InfeasibleError, InputError, UnreachableError
 from tuner.cli.main import EXIT_DEFECT, EXIT_INTERRUPTED, main
+from tuner.cli.registry import missing_extra
 
 ERRORS: dict[str, BaseException | int] = {
     "done": 0,
@@ -83,7 +85,7 @@ def test_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -
     assert "did you mean 'fake'" in capsys.readouterr().err
 
 
-def test_missing_extra_names_the_engine_for_its_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_missing_library_names_the_extra(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "engine_less.py").write_text("import surely_not_installed\n")
     sys.path.insert(0, str(tmp_path))
     try:
@@ -98,7 +100,9 @@ def test_missing_extra_names_the_engine_for_its_commands(capsys: pytest.CaptureF
 
 def test_overview_reads_help_without_importing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "heavy_command.py").write_text(
-        "raise RuntimeError('imported')\nCOMMAND = Command('a', 'first help', f, g)\nOTHER = Command(help='second help')\n"
+        "raise RuntimeError('imported')\n"
+        "COMMAND = Command('a', 'first help', f, g)\n"
+        "OTHER = Command(help='second help')\n"
     )
     sys.path.insert(0, str(tmp_path))
     try:
@@ -144,10 +148,30 @@ def test_reader_that_leaves_is_quiet() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_full_disk_is_one_line_and_3() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_full_disk_is_one_line_and_3(unbuffered: str) -> None:
     program = "import sys; from tuner.cli.main import main; sys.exit(main(['--help']))"
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env=environment,
+        )
     assert done.returncode == 3
-    assert done.stderr.startswith("rooftune: standard output: ")
+    assert done.stderr.startswith("rooftune: output: No space left")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("library", "module", "extra"),
+    [("torch", "engine.cli", "engine"), ("numba", "tuner.cli.recommend", "tuner"), ("sched_sim", "tuner.x", "dev")],
+)
+def test_extra_follows_the_side_of_the_command(library: str, module: str, extra: str) -> None:
+    error = ModuleNotFoundError(f"No module named {library!r}", name=f"{library}.inner")
+    explained = missing_extra(error, EntryPoint("it", f"{module}:COMMAND", COMMAND_GROUP))
+    assert isinstance(explained, InputError)
+    assert f"'rooftune[{extra}]'" in str(explained)

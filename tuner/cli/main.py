@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 refused or infeasible, 2 usage or input, 3 unreachable, 70
 """
 
 import argparse
+import errno
 import os
 import sys
 import traceback
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None, points: dict[str, EntryPoint] | None
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _dispatch(words, registered(COMMAND_GROUP) if points is None else points)
-        _flush_output()
+        sys.stdout.flush()  # now, so that a full disk is an answer and not a line from the interpreter's end
     except BrokenPipeError:
         _drop_output()
         return EXIT_BROKEN_PIPE
@@ -39,9 +40,7 @@ def main(argv: Sequence[str] | None = None, points: dict[str, EntryPoint] | None
     except RooftuneError as error:
         return _fail(str(error), error.exit_code)
     except Exception as error:  # noqa: BLE001 - the wide border: what arrives here is a defect of ours
-        return _fail(
-            f"defect: {type(error).__name__}: {error}; set {_TRACE}=1 to see where, and please report it", EXIT_DEFECT
-        )
+        return _fail_unexpected(error)
     return code
 
 
@@ -101,15 +100,13 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _flush_output() -> None:
-    """Write out what is buffered now, so that a full disk is an answer and not a line from the interpreter's end."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
+def _fail_unexpected(error: Exception) -> int:
+    """A full disk may meet any write and is no defect; everything else is."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         _drop_output()
-        raise UnreachableError(f"standard output: {error.strerror}; free some space or write elsewhere") from error
+        return _fail(f"{error.filename or 'output'}: {error.strerror}; free some space", UnreachableError.exit_code)
+    where = f"set {_TRACE}=1 to see where, and please report it"
+    return _fail(f"defect: {type(error).__name__}: {error}; {where}", EXIT_DEFECT)
 
 
 def _drop_output() -> None:
