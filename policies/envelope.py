@@ -1,0 +1,120 @@
+"""What may be moved, and how far: the bounds an engine fixed at its start.
+
+Knobs are the fields of ``policies.request.Setting``. A policy is moved like any knob: ``budget_policy``,
+``order_policy`` and their parameters each have a bound, and one that an engine lacks is absent.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from policies.errors import InputError, bad_value
+from policies.request import Setting
+
+KNOB_NAMES: tuple[str, ...] = Setting._fields
+
+Number = int | float
+
+
+class Mode(StrEnum):
+    """Whether a knob moves between two steps, only by a restart, or does not exist in this engine."""
+
+    LIVE = "live"
+    RESTART = "restart"
+    ABSENT = "absent"
+
+
+class Broken(StrEnum):
+    """Which rule a value breaks."""
+
+    MINIMUM = "minimum"
+    MAXIMUM = "maximum"
+    NEEDS_RESTART = "needs_restart"
+    ABSENT = "absent"
+    UNKNOWN = "unknown"
+    KIND = "kind"
+
+
+def is_count(knob: str) -> bool:
+    """Whether a knob holds whole numbers; the others hold seconds or seconds per token."""
+    return not knob.endswith(("_s", "_s_per_token"))
+
+
+@dataclass(frozen=True)
+class KnobBound:
+    """Least and greatest value of one knob, inclusive, in the knob's own unit; both ignored when it is absent."""
+
+    name: str
+    minimum: Number
+    maximum: Number
+    mode: Mode = Mode.LIVE
+
+    def __post_init__(self) -> None:
+        if self.name not in KNOB_NAMES:
+            raise bad_value("knob", self.name, "one of " + ", ".join(KNOB_NAMES), "correct the name")
+        if not (math.isfinite(self.minimum) and math.isfinite(self.maximum) and 0 <= self.minimum <= self.maximum):
+            raise bad_value(f"bounds of {self.name}", (self.minimum, self.maximum), "0 <= min <= max", "correct them")
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One value that cannot be pushed. limit: the bound it breaks; None when the rule is not a number."""
+
+    knob: str
+    value: Number
+    broken: Broken
+    limit: Number | None = None
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """The bounds of every knob that an engine knows; a knob without a bound is absent."""
+
+    bounds: tuple[KnobBound, ...]
+
+    def __post_init__(self) -> None:
+        names = [bound.name for bound in self.bounds]
+        if len(set(names)) != len(names):
+            raise InputError("a knob has two bounds in one envelope; state each knob once")
+
+    @cached_property
+    def by_name(self) -> Mapping[str, KnobBound]:
+        return {bound.name: bound for bound in self.bounds if bound.mode is not Mode.ABSENT}
+
+    def _check_one(self, name: str, value: Number, in_force: Setting) -> Violation | None:
+        if name not in KNOB_NAMES:
+            return Violation(name, value, Broken.UNKNOWN)
+        bound = self.by_name.get(name)
+        if bound is None:
+            return Violation(name, value, Broken.ABSENT)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not (whole or (isinstance(value, float) and not is_count(name) and math.isfinite(value))):
+            return Violation(name, value, Broken.KIND)
+        if value < bound.minimum:
+            return Violation(name, value, Broken.MINIMUM, bound.minimum)
+        if value > bound.maximum:
+            return Violation(name, value, Broken.MAXIMUM, bound.maximum)
+        if bound.mode is Mode.RESTART and value != getattr(in_force, name):
+            return Violation(name, value, Broken.NEEDS_RESTART)
+        return None
+
+    def violations(self, changes: Mapping[str, Number], in_force: Setting) -> tuple[Violation, ...]:
+        """Everything that forbids ``changes`` to the setting in force, in the order of the changes; () = allowed.
+
+        A knob that needs a restart, or is absent, may be named only by the value it has (absent: not at all).
+        """
+        found = (self._check_one(name, value, in_force) for name, value in changes.items())
+        return tuple(violation for violation in found if violation is not None)
+
+    def clamp(self, setting: Setting) -> Setting:
+        """The setting with every known knob inside its bounds: the last fence before a scheduler."""
+        inside = {
+            name: min(max(getattr(setting, name), bound.minimum), bound.maximum) for name, bound in self.by_name.items()
+        }
+        return setting._replace(**inside)
+
+    def holds(self, setting: Setting) -> bool:
+        """Whether every known knob of the setting lies within its bounds."""
+        return all(bound.minimum <= getattr(setting, name) <= bound.maximum for name, bound in self.by_name.items())

@@ -1,0 +1,221 @@
+"""Leases: every push holds for a limited time, then the engine is at its boot setting again by itself.
+
+Pure transitions over a frozen ``LeaseBook``; the caller brings the time. The engine's own monotonic clock is
+meant, yet no clock is trusted: a lease may end early, never late.
+
+- Ahead: a jump past the end of a lease ends it, like waiting does.
+- Back: the book keeps the latest time it saw. Up to ``BACKWARD_SLACK_S`` behind it (threads that read the clock
+  and then queue) the latest time counts. Further back nobody knows how much time has passed: the lease ends.
+- A time that is not a finite number ends the lease, and no lease can be granted on it.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from types import MappingProxyType
+
+from policies.envelope import KNOB_NAMES, Broken, Envelope, KnobBound, Mode, Number, Violation, is_count
+from policies.errors import InputError, bad_value
+from policies.request import Setting
+
+__all__ = [
+    "BACKWARD_SLACK_S", "KNOB_NAMES", "Broken", "Envelope", "KnobBound", "Lease", "LeaseBook", "LeaseOutcome",
+    "LeaseReason", "Mode", "Push", "Violation", "boot_book", "expire", "is_count", "push", "resume", "revert",
+]  # fmt: skip
+
+BACKWARD_SLACK_S = 1.0
+MAX_LEASE_S = 86_400.0
+
+
+class LeaseReason(StrEnum):
+    """What a transition did, or why it did nothing."""
+
+    OK = "ok"
+    EXPIRED = "expired"
+    CLOCK_WENT_BACK = "clock_went_back"
+    CLOCK_UNREADABLE = "clock_unreadable"
+    REVERTED = "reverted"
+    RESUMED = "resumed"
+    NOTHING_TO_DO = "nothing_to_do"
+    CONFLICT_REVISION = "conflict_revision"
+    BLOCKED_BY_REVERT = "blocked_by_revert"
+    HELD_BY_OTHER = "held_by_other"
+    LEASE_LENGTH = "lease_length"
+    OUTSIDE_ENVELOPE = "outside_envelope"
+
+
+REFUSALS = frozenset(
+    {
+        LeaseReason.CLOCK_UNREADABLE,
+        LeaseReason.CONFLICT_REVISION,
+        LeaseReason.BLOCKED_BY_REVERT,
+        LeaseReason.HELD_BY_OTHER,
+        LeaseReason.LEASE_LENGTH,
+        LeaseReason.OUTSIDE_ENVELOPE,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Lease:
+    """One push in force. granted_s and every ``now_s`` on one clock, in seconds; length_s above 0, finite."""
+
+    actor: str
+    reason: str
+    revision: int
+    granted_s: float
+    length_s: float
+
+    def __post_init__(self) -> None:
+        if not self.actor or not self.reason:
+            raise InputError("a lease needs an actor and a reason; say who pushes and why")
+        if not (math.isfinite(self.granted_s) and math.isfinite(self.length_s) and self.length_s > 0.0):
+            raise bad_value("lease length_s", self.length_s, "above 0 and finite", "give seconds on a readable clock")
+
+    def left_s(self, now_s: float) -> float:
+        """Seconds left, 0..length_s; 0 for a time before the grant or one that is not finite."""
+        elapsed_s = now_s - self.granted_s
+        if not math.isfinite(elapsed_s) or elapsed_s < 0.0:
+            return 0.0
+        return max(0.0, self.length_s - elapsed_s)
+
+    def expired(self, now_s: float) -> bool:
+        return self.left_s(now_s) <= 0.0
+
+
+@dataclass(frozen=True)
+class Push:
+    """A wish: ``changes`` (knob to value) on top of the setting in force; knobs not named stay as they are."""
+
+    changes: Mapping[str, Number]
+    lease_s: float
+    expected_revision: int
+    actor: str
+    reason: str
+
+    def __post_init__(self) -> None:
+        if not self.actor or not self.reason:
+            raise InputError("a push needs an actor and a reason; say who pushes and why")
+        object.__setattr__(self, "changes", MappingProxyType(dict(self.changes)))
+
+
+@dataclass(frozen=True)
+class LeaseBook:
+    """What an engine holds about its knobs. setting: in force; without a lease it is ``boot``.
+
+    revision grows by one with every change of the setting, the lease or the block, and never shrinks.
+    blocked: an operator reverted; no push until resume. seen_s: latest time seen.
+    """
+
+    envelope: Envelope
+    boot: Setting
+    setting: Setting
+    revision: int
+    lease: Lease | None
+    blocked: bool
+    seen_s: float
+    max_lease_s: float = MAX_LEASE_S
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.max_lease_s) and self.max_lease_s > 0.0):
+            raise bad_value("max_lease_s", self.max_lease_s, "above 0 and finite", "give the longest lease in seconds")
+        for what, setting in (("the boot setting", self.boot), ("the setting in force", self.setting)):
+            if not self.envelope.holds(setting):
+                raise InputError(f"{what} {setting} lies outside the envelope; derive the bounds from the boot values")
+        if self.lease is None and self.setting != self.boot:
+            raise InputError("a setting other than boot needs a lease; push it")
+
+
+@dataclass(frozen=True)
+class LeaseOutcome:
+    """What happened. revision: the one in force afterwards; violations: only for outside_envelope."""
+
+    reason: LeaseReason
+    revision: int
+    violations: tuple[Violation, ...] = ()
+
+    @property
+    def refused(self) -> bool:
+        return self.reason in REFUSALS
+
+
+def boot_book(envelope: Envelope, boot: Setting, now_s: float, max_lease_s: float = MAX_LEASE_S) -> LeaseBook:
+    """The book of an engine that has just started. Raises InputError when boot lies outside the envelope."""
+    if not math.isfinite(now_s):
+        raise bad_value("now_s", now_s, "finite", "start on a readable clock")
+    return LeaseBook(envelope, boot, boot, 0, None, False, now_s, max_lease_s)
+
+
+def _advance(book: LeaseBook, setting: Setting, lease: Lease | None, blocked: bool) -> LeaseBook:
+    return replace(book, revision=book.revision + 1, setting=setting, lease=lease, blocked=blocked)
+
+
+def _settle(book: LeaseBook, now_s: float) -> tuple[LeaseBook, float, LeaseReason | None]:
+    """The book at ``now_s``, the time that counts, and why a lease ended (None: none did)."""
+    if not math.isfinite(now_s):
+        ended: LeaseReason | None = LeaseReason.CLOCK_UNREADABLE
+        counts_s = book.seen_s
+    elif now_s < book.seen_s - BACKWARD_SLACK_S:
+        ended, counts_s = LeaseReason.CLOCK_WENT_BACK, now_s
+    else:
+        counts_s = max(now_s, book.seen_s)
+        ended = LeaseReason.EXPIRED if book.lease is not None and book.lease.expired(counts_s) else None
+    if counts_s != book.seen_s:
+        book = replace(book, seen_s=counts_s)
+    if ended is None or book.lease is None:
+        return book, counts_s, None
+    return _advance(book, book.boot, None, book.blocked), counts_s, ended
+
+
+def expire(book: LeaseBook, now_s: float) -> tuple[LeaseBook, LeaseOutcome]:
+    """To be called between steps: ends the lease when its time is over or the clock cannot be trusted."""
+    settled, _, ended = _settle(book, now_s)
+    return settled, LeaseOutcome(ended or LeaseReason.NOTHING_TO_DO, settled.revision)
+
+
+def push(book: LeaseBook, wish: Push, now_s: float) -> tuple[LeaseBook, LeaseOutcome]:
+    """The wish in force under a new lease, whole; or refused, and then nothing of it is.
+
+    A lease that is over by now ends first, so a refusal can come with a new revision. The holder of a live lease
+    may renew or change it; another actor is refused until it ends or is reverted.
+    """
+    book, counts_s, _ = _settle(book, now_s)
+
+    def refuse(reason: LeaseReason, violations: tuple[Violation, ...] = ()) -> tuple[LeaseBook, LeaseOutcome]:
+        return book, LeaseOutcome(reason, book.revision, violations)
+
+    if not math.isfinite(now_s):
+        return refuse(LeaseReason.CLOCK_UNREADABLE)
+    if book.blocked:
+        return refuse(LeaseReason.BLOCKED_BY_REVERT)
+    if wish.expected_revision != book.revision:
+        return refuse(LeaseReason.CONFLICT_REVISION)
+    if book.lease is not None and book.lease.actor != wish.actor:
+        return refuse(LeaseReason.HELD_BY_OTHER)
+    if not 0.0 < wish.lease_s <= book.max_lease_s:
+        return refuse(LeaseReason.LEASE_LENGTH)
+    violations = book.envelope.violations(wish.changes, book.setting)
+    if violations:
+        return refuse(LeaseReason.OUTSIDE_ENVELOPE, violations)
+    lease = Lease(wish.actor, wish.reason, book.revision + 1, counts_s, wish.lease_s)
+    after = _advance(book, Setting(**(book.setting._asdict() | dict(wish.changes))), lease, book.blocked)
+    return after, LeaseOutcome(LeaseReason.OK, after.revision)
+
+
+def revert(book: LeaseBook, now_s: float, *, block: bool) -> tuple[LeaseBook, LeaseOutcome]:
+    """Boot setting now, whatever the clock says. block: an operator wants no further push until ``resume``."""
+    book, _, _ = _settle(book, now_s)
+    if book.lease is None and book.blocked >= block:
+        return book, LeaseOutcome(LeaseReason.NOTHING_TO_DO, book.revision)
+    after = _advance(book, book.boot, None, book.blocked or block)
+    return after, LeaseOutcome(LeaseReason.REVERTED, after.revision)
+
+
+def resume(book: LeaseBook, now_s: float) -> tuple[LeaseBook, LeaseOutcome]:
+    """Pushes are allowed again after a blocking revert."""
+    book, _, _ = _settle(book, now_s)
+    if not book.blocked:
+        return book, LeaseOutcome(LeaseReason.NOTHING_TO_DO, book.revision)
+    after = _advance(book, book.setting, book.lease, False)
+    return after, LeaseOutcome(LeaseReason.RESUMED, after.revision)
