@@ -30,7 +30,7 @@ help:
 
 demo: $(VENV)/.tuner
 	@mkdir -p build/demo
-	$(BIN)/rooftune generate --seed 1 --out build/demo/traffic.csv
+	$(BIN)/rooftune generate --shape gamma --cv 3 --rate 5 --span 10m --mix chat --seed 1 --out build/demo/traffic.csv
 	$(BIN)/rooftune recommend --traffic build/demo/traffic.csv --step-model 8b-2tbs \
 		--ttft-p99 2s --gap-p99 30ms --out report/
 	@echo "open report/index.html"
