@@ -1,0 +1,90 @@
+"""Reading and writing whole text files so that every failure is one clear line.
+
+A write goes to a temporary file beside the target and is renamed over it: a reader never sees half a file.
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from policies.errors import InputError
+
+MAX_FILE_BYTES = 512 * 1024 * 1024
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """A value for a message: on one line, escaped, at most ``limit`` characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to print integers above some thousand digits
+        text = "a huge number"
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def shown_path(path: str | Path) -> str:
+    """A path for a message, escaped when it holds anything that does not print."""
+    text = str(path)
+    return text if text and text.isprintable() else repr(text)
+
+
+def read_text(path: str | Path) -> str:
+    """The whole of a UTF-8 text file (a leading byte order mark is dropped).
+
+    Raises InputError when the path cannot be read, is larger than MAX_FILE_BYTES, is empty, or is not text.
+    """
+    where = shown_path(path)
+    try:
+        with open(path, "rb") as stream:
+            data = stream.read(MAX_FILE_BYTES + 1)
+    except IsADirectoryError:
+        raise InputError(f"{where} is a folder; name a file in it") from None
+    except FileNotFoundError:
+        raise InputError(f"{where} does not exist; check the path") from None
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(f"cannot read {where}: {reason}; check the path and its permissions") from None
+    except ValueError:  # a NUL inside the path
+        raise InputError(f"{where} is not a valid path; check it") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise InputError(f"{where} is larger than {MAX_FILE_BYTES} bytes; cut a window out of it")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where} is not UTF-8 text (byte {error.start}); give a CSV or JSONL file") from None
+    if "\0" in text:
+        raise InputError(f"{where} is binary (NUL at character {text.index(chr(0))}); give a CSV or JSONL file")
+    if not text.strip():
+        raise InputError(f"{where} is empty; give a file with at least one request")
+    return text
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write ``text`` as UTF-8, whole or not at all.
+
+    Raises InputError when the target is a folder or a device, or cannot be written.
+    """
+    target = Path(path)
+    where = shown_path(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp") if target.name else target
+    try:
+        if not target.name or target.is_dir():
+            raise InputError(f"{where} is a folder; name a file in it")
+        if target.exists() and not target.is_file():
+            # A rename would replace the device or pipe itself.
+            raise InputError(f"{where} is not a regular file; name one to write")
+        try:
+            with open(temporary, "x", encoding="utf-8", newline="") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(temporary, target)
+        finally:
+            with suppress(FileNotFoundError):
+                temporary.unlink()
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(f"cannot write {where}: {reason}; choose a folder that exists and is yours") from None
+    except UnicodeEncodeError:
+        raise InputError(f"cannot write {where}: a name in it is not valid text; rename it") from None
+    except ValueError:
+        raise InputError(f"{where} is not a valid path; check it") from None
