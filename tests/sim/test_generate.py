@@ -64,6 +64,17 @@ def test_purposes_do_not_share_chance() -> None:
     assert np.array_equal(rare.prompt_tokens[short], often.prompt_tokens[short])
 
 
+def test_a_class_draws_the_same_whatever_the_others_draw() -> None:
+    rare = RequestClass(0.2, Uniform(60_000, 100_000), Exponential(200.0))
+    for_all = [
+        generate(Poisson(3.0), (RequestClass(0.8, short, Constant(1)), rare), 600.0, seed=7)
+        for short in (Constant(100), Uniform(100, 1500))
+    ]
+    long = [traffic.prompt_tokens[traffic.prompt_tokens >= 60_000] for traffic in for_all]
+    assert len(long[0]) > 200
+    assert np.array_equal(*long)
+
+
 def test_document_mix_of_the_benches() -> None:
     traffic = document_mix(1, 3.0, 20_000.0, 30, (60_000, 100_000))
     long = traffic.prompt_tokens > 1500
