@@ -19,16 +19,22 @@ ENVELOPE = Envelope(
         KnobBound("max_running", 1, 64, Mode.RESTART),
     )
 )
-CHANGES = st.fixed_dictionaries(
-    {},
+VALID = st.fixed_dictionaries(
+    {"step_tokens": st.sampled_from([64, 65, 1000, 4095, 4096])},
     optional={
-        "step_tokens": st.one_of(st.integers(-10, 5000), st.sampled_from([64, 4096, 100.0, True])),
-        "chunk_cap_tokens": st.integers(0, 4200),
-        "pass_over_max_s": st.sampled_from([0.0, 60.0, 61.0, math.nan, 5]),
-        "max_running": st.sampled_from([64, 32]),
-        "order_policy": st.just(1),
+        "chunk_cap_tokens": st.integers(0, 4096),
+        "pass_over_max_s": st.floats(0, 60),
+        "max_running": st.just(64),
     },
 )
+INVALID = st.sampled_from(
+    [
+        {"step_tokens": 63}, {"step_tokens": 4097}, {"step_tokens": 100.0}, {"step_tokens": True},
+        {"chunk_cap_tokens": -1}, {"chunk_cap_tokens": 4097}, {"max_running": 63}, {"order_policy": 1},
+        {"pass_over_max_s": math.nan}, {"pass_over_max_s": 60.001}, {"max_partial_prefills": 0}, {"unheard_of": 1},
+    ]
+)  # fmt: skip
+CHANGES = st.one_of(VALID, VALID, st.builds(lambda good, bad: good | bad, VALID, INVALID))
 
 
 class LeaseMachine(RuleBasedStateMachine):
@@ -56,14 +62,16 @@ class LeaseMachine(RuleBasedStateMachine):
             self.book.setting, self.book.lease, self.book.blocked,
         )  # fmt: skip
         assert (self.book.revision > before.revision) == changed
+        if before.lease is not None and self.book.lease == before.lease:
+            assert self.book.seen_s >= before.seen_s
         if self.book.lease is None:
             self.expected = BOOT
         return outcome
 
     @rule(
         changes=CHANGES,
-        lease_s=st.sampled_from([0.0, 5.0, 60.0, 1e9]),
-        stale=st.booleans(),
+        lease_s=st.sampled_from([60.0, 60.0, 5.0, 0.0, 1e9]),
+        stale=st.sampled_from([False, False, True]),
         actor=st.sampled_from("ab"),
     )
     def push(self, changes, lease_s, stale, actor):
@@ -74,6 +82,7 @@ class LeaseMachine(RuleBasedStateMachine):
         if outcome.reason is LeaseReason.OK:
             assert not stale
             assert not before.blocked
+            assert not ENVELOPE.violations(changes, before.setting)
             assert held_by in (None, actor) or before.lease.expired(self.now_s)
             self.expected = Setting(**(before.setting._asdict() | changes))
             self.granted_true_s, self.length_s, self.stepped_back_s = self.true_s, lease_s, 0.0
@@ -137,5 +146,5 @@ class LeaseMachine(RuleBasedStateMachine):
             assert self.true_s - self.granted_true_s < self.length_s + self.stepped_back_s + BACKWARD_SLACK_S
 
 
-LeaseMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+LeaseMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
 TestLease = LeaseMachine.TestCase
