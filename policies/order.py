@@ -1,0 +1,52 @@
+"""Order policies: which prefill gets the tokens that decodes leave.
+
+Every policy is a rank and a value; the smallest (rank, value, arrival, index) goes first. Requests that
+were preempted come first, then those that have waited ``aging_s`` (oldest first), then the policy's own order:
+SHORTEST_FIRST by prompt tokens left; DEADLINE by prompt tokens left among those that can still meet their
+TTFT target, the others after them.
+"""
+
+from policies.request import CACHED, COMPUTED, DEADLINE, KNOWN, PROMPT, RUNNING, STATUS, Setting, State
+
+FIRST = 0
+AGED = 1
+IN_TIME = 2
+LATE = 3
+
+
+def rank(state: State, setting: Setting, request: int, now_s: float) -> int:
+    """The class of a prefill, see above; ``now_s`` on the clock of ``State.arrival_s``."""
+    row = state.requests[request]
+    if row[KNOWN] > row[PROMPT]:
+        return FIRST
+    waited_s = now_s - state.arrival_s[request]
+    if waited_s >= setting.aging_s:
+        return AGED
+    if setting.order_policy == DEADLINE:
+        if waited_s + tokens_left(state, request) * setting.prefill_s_per_token > setting.ttft_target_s:
+            return LATE
+    return IN_TIME
+
+
+def tokens_left(state: State, request: int) -> int:
+    """Prompt tokens still to compute; a waiting request's known cache hit does not count."""
+    row = state.requests[request]
+    if row[STATUS] == RUNNING:
+        return int(row[KNOWN] - row[COMPUTED])
+    return int(row[KNOWN] - row[CACHED])
+
+
+def goes_before(state: State, setting: Setting, first: int, second: int, now_s: float) -> bool:
+    """True when ``first`` is served before ``second``; a strict total order."""
+    rank_first = rank(state, setting, first, now_s)
+    rank_second = rank(state, setting, second, now_s)
+    if rank_first != rank_second:
+        return rank_first < rank_second
+    if rank_first >= IN_TIME:
+        left_first, left_second = tokens_left(state, first), tokens_left(state, second)
+        if left_first != left_second:
+            return left_first < left_second
+    arrival_first, arrival_second = state.arrival_s[first], state.arrival_s[second]
+    if arrival_first != arrival_second:
+        return bool(arrival_first < arrival_second)
+    return first < second

@@ -1,0 +1,230 @@
+"""The scheduler's state as plain arrays, one row a request, so that the same code runs interpreted and compiled.
+
+A row of ``State.requests`` is two cache lines of int64. The names below are its columns; the first block
+is fixed when a request is added, the second changes from step to step.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+# Fixed per request.
+PROMPT = 0  # prompt tokens
+OUTPUT = 1  # output tokens after which the request is finished
+CACHED = 2  # prompt tokens that a prefix cache outside the block pool will spare (0 when the pool has the contents)
+KEY_AT = 3  # where this request's content keys start in State.keys, one key a block
+TABLE_AT = 4  # where this request's block table starts in State.table
+# Changes from step to step.
+KNOWN = 5  # prompt tokens plus tokens produced so far (vLLM: num_tokens)
+COMPUTED = 6  # tokens whose KV entries exist (vLLM: num_computed_tokens)
+HELD = 7  # KV blocks held
+HASHED = 8  # leading blocks of those that are findable by content
+STATUS = 9  # one of the four below
+NEXT = 10  # waiting list: next request, -1 at the end
+PREV = 11  # waiting list: previous request, -1 at the start
+PREEMPTIONS = 12
+ADMITTED = 13  # running number of the latest admission
+PLANNED_IN = 14  # step in which this request was last planned
+HIT = 15  # tokens found in the prefix cache at the latest admission
+COLUMNS = 16
+
+NEW = 0
+WAITING = 1
+RUNNING = 2
+FINISHED = 3
+
+# State.counters
+RUNNING_COUNT = 0
+WAITING_COUNT = 1
+WAITING_HEAD = 2
+WAITING_TAIL = 3
+FREE_BLOCKS = 4
+FREE_HEAD = 5
+FREE_TAIL = 6
+PLANNED_COUNT = 7
+PREEMPTED_COUNT = 8
+STEP = 9
+ADMISSIONS = 10
+BUDGET = 11  # tokens the latest step was allowed
+REORDERED = 12  # 1 while State.running is not in admission order
+HELD_BACK = 13  # waiting requests that a cap passed over in the latest step
+COUNTERS = 16
+
+# State.blocks (only filled when the pool knows contents)
+REFERENCES = 0
+KEY = 1  # content key, -1 while not findable
+NEXT_FREE = 2
+PREV_FREE = 3
+NEXT_SAME = 4  # next block with the same key, in order of registration
+PREV_SAME = 5
+BLOCK_COLUMNS = 6
+
+
+class State(NamedTuple):
+    """Everything ``plan_step`` reads and writes.
+
+    requests: (n, COLUMNS). arrival_s: (n,). running: request indices in serving order, first
+    counters[RUNNING_COUNT] valid. planned: (capacity, 2) request and tokens of the latest step.
+    preempted: requests preempted in the latest step. blocks: (pool blocks, BLOCK_COLUMNS).
+    table: block ids of every request, rows at TABLE_AT. keys: content key per block, rows at KEY_AT.
+    key_head, key_tail: first and last block with a key, -1 for none.
+    """
+
+    requests: IntArray
+    arrival_s: FloatArray
+    running: IntArray
+    planned: IntArray
+    preempted: IntArray
+    counters: IntArray
+    blocks: IntArray
+    table: IntArray
+    keys: IntArray
+    key_head: IntArray
+    key_tail: IntArray
+
+
+class Boot(NamedTuple):
+    """What an engine fixes at start.
+
+    ceiling_tokens: most tokens a step may ever carry. block_tokens: tokens a KV block holds.
+    chunking: 0 = a prompt runs whole or waits. reserve_whole_prompt: 1 = admit only when all known
+    tokens fit the free blocks (vLLM's default). contents: 1 = blocks carry content keys, so prefixes
+    are shared and found again; 0 = blocks are only counted. keep_decodes_moving: 1 = the no-starvation
+    rule of DESIGN section 6; 0 = vLLM exactly.
+    """
+
+    ceiling_tokens: int
+    block_tokens: int
+    chunking: int
+    reserve_whole_prompt: int
+    contents: int
+    keep_decodes_moving: int
+
+
+FIXED_BUDGET = 0
+STEP_TIME_TARGET = 1
+PRESSURE = 2
+
+FCFS = 0
+SHORTEST_FIRST = 1
+DEADLINE = 2
+
+
+class Setting(NamedTuple):
+    """The live knobs and policies; names and units of DESIGN section 3, 0 = no limit for every cap.
+
+    Budget policy STEP_TIME_TARGET: ``budget_target_s`` and ``budget_floor_tokens``. PRESSURE: at most
+    ``pressure_tokens`` while at least ``pressure_prefills`` prefills and one decode are active.
+    Order policies: ``aging_s``; DEADLINE also ``ttft_target_s`` and ``prefill_s_per_token``.
+    """
+
+    step_tokens: int
+    chunk_cap_tokens: int = 0
+    adaptive_chunk_cap: int = 0
+    max_partial_prefills: int = 0
+    max_long_partial_prefills: int = 0
+    long_prompt_tokens: int = 0
+    pass_over_max_s: float = 30.0
+    max_running: int = 256
+    budget_policy: int = FIXED_BUDGET
+    budget_target_s: float = 0.0
+    budget_floor_tokens: int = 0
+    pressure_tokens: int = 0
+    pressure_prefills: int = 2
+    order_policy: int = FCFS
+    aging_s: float = 10.0
+    ttft_target_s: float = 0.0
+    prefill_s_per_token: float = 0.0
+
+
+def new_state(
+    capacity: int, *, pool_blocks: int, table_blocks: int = 0, key_blocks: int = 0, key_kinds: int = 0
+) -> State:
+    """An empty state for ``capacity`` requests and ``pool_blocks`` KV blocks.
+
+    ``table_blocks``, ``key_blocks`` and ``key_kinds`` size the block tables, the key rows and the number
+    of distinct keys; all three are 0 when the pool only counts.
+    """
+    with_contents = table_blocks > 0
+    blocks = np.zeros((pool_blocks if with_contents else 0, BLOCK_COLUMNS), dtype=np.int64)
+    counters = np.zeros(COUNTERS, dtype=np.int64)
+    counters[WAITING_HEAD] = counters[WAITING_TAIL] = -1
+    counters[FREE_BLOCKS] = pool_blocks
+    counters[FREE_HEAD] = counters[FREE_TAIL] = -1
+    if len(blocks):
+        blocks[:, KEY] = blocks[:, NEXT_SAME] = blocks[:, PREV_SAME] = -1
+        blocks[:, NEXT_FREE] = np.arange(1, pool_blocks + 1)
+        blocks[-1, NEXT_FREE] = -1
+        blocks[:, PREV_FREE] = np.arange(-1, pool_blocks - 1)
+        counters[FREE_HEAD] = 0
+        counters[FREE_TAIL] = pool_blocks - 1
+    requests = np.zeros((capacity, COLUMNS), dtype=np.int64)
+    requests[:, NEXT] = requests[:, PREV] = requests[:, PLANNED_IN] = -1
+    return State(
+        requests=requests,
+        arrival_s=np.zeros(capacity, dtype=np.float64),
+        running=np.zeros(capacity + 1, dtype=np.int64),
+        planned=np.zeros((capacity + 1, 2), dtype=np.int64),
+        preempted=np.zeros(capacity + 1, dtype=np.int64),
+        counters=counters,
+        blocks=blocks,
+        table=np.zeros(table_blocks, dtype=np.int64),
+        keys=np.zeros(key_blocks, dtype=np.int64),
+        key_head=np.full(key_kinds, -1, dtype=np.int64),
+        key_tail=np.full(key_kinds, -1, dtype=np.int64),
+    )
+
+
+def append_waiting(state: State, request: int) -> None:
+    """Put a request at the end of the waiting list (an arrival)."""
+    requests, counters = state.requests, state.counters
+    tail = counters[WAITING_TAIL]
+    requests[request, STATUS] = WAITING
+    requests[request, NEXT] = -1
+    requests[request, PREV] = tail
+    if tail < 0:
+        counters[WAITING_HEAD] = request
+    else:
+        requests[tail, NEXT] = request
+    counters[WAITING_TAIL] = request
+    counters[WAITING_COUNT] += 1
+
+
+def prepend_waiting(state: State, request: int) -> None:
+    """Put a request at the head of the waiting list (a preempted one)."""
+    requests, counters = state.requests, state.counters
+    head = counters[WAITING_HEAD]
+    requests[request, STATUS] = WAITING
+    requests[request, PREV] = -1
+    requests[request, NEXT] = head
+    if head < 0:
+        counters[WAITING_TAIL] = request
+    else:
+        requests[head, PREV] = request
+    counters[WAITING_HEAD] = request
+    counters[WAITING_COUNT] += 1
+
+
+def remove_waiting(state: State, request: int) -> None:
+    """Take a request out of the waiting list, wherever it stands."""
+    requests, counters = state.requests, state.counters
+    before, after = requests[request, PREV], requests[request, NEXT]
+    if before < 0:
+        counters[WAITING_HEAD] = after
+    else:
+        requests[before, NEXT] = after
+    if after < 0:
+        counters[WAITING_TAIL] = before
+    else:
+        requests[after, PREV] = before
+    counters[WAITING_COUNT] -= 1
+
+
+def is_decode(state: State, request: int) -> bool:
+    """True when one token is missing and the request has produced at least one already."""
+    row = state.requests[request]
+    return bool(row[KNOWN] - row[COMPUTED] == 1 and row[KNOWN] > row[PROMPT])

@@ -1,0 +1,85 @@
+"""What the search knows of one setting, and what it recommends in the end. Values only; nothing here runs anything."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from policies.request import Setting
+from policies.slo import MarginRow
+from tuner.sim.result import RunResult
+
+
+class Role(StrEnum):
+    """Why a setting was tried."""
+
+    CURRENT = "current"  # what the operator runs today, when stated
+    DEFAULT = "engine_default"
+    FORMULA = "formula"  # largest budget whose step time stays under the tightest gap or TPOT target
+    KNEE = "knee"
+    SWEEP = "sweep"  # budget sweep without a chunk cap, for the plot and as a baseline
+    RANDOM = "random"  # the random-search baseline
+    SEARCH = "search"  # Optuna
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One setting replayed on the twin under the traffic of the recommendation.
+
+    margins: one row a target. feasible: every run-level margin <= 0. attainment: share of good requests, 0..1.
+    goodput_rps: good requests per second of span. tokens_per_s: output tokens of finished requests per second.
+    violation: sum of the positive margins, each capped (0 when feasible); the order among infeasible settings.
+    Times in seconds. simulated_steps: steps the replay took (what the search pays).
+    """
+
+    setting: Setting
+    role: Role
+    margins: tuple[MarginRow, ...]
+    feasible: bool
+    attainment: float
+    goodput_rps: float
+    tokens_per_s: float
+    violation: float
+    ttft_p50_s: float
+    ttft_p95_s: float
+    ttft_p99_s: float
+    gap_p50_s: float
+    gap_p99_s: float
+    longest_gap_p99_s: float
+    tpot_p95_s: float
+    longest_wait_s: float
+    simulated_steps: int
+    preempted: int
+    refused: int
+
+
+class Verdict(StrEnum):
+    """What to do."""
+
+    CHANGE = "change"  # the best setting beats the one in force by more than noise
+    KEEP = "keep"  # the setting in force is within noise of the best
+    INFEASIBLE = "infeasible"  # nothing meets every target; the least violating setting is named
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The outcome of one search.
+
+    current: the setting in force (the engine's default unless the operator states another). best: the one to set
+    (equal to ``current`` when the verdict is KEEP). evaluations: everything tried, in order. random_best: best of the
+    random search given the same number of simulated steps. noise: half-width of the 90 % bootstrap interval of the
+    attainment difference best - current, 0..1. results: full replays of current and best, for the before-and-after
+    tables. sampler: name of the Optuna sampler. trials, simulated_steps: of the Optuna search.
+    """
+
+    verdict: Verdict
+    current: Evaluation
+    best: Evaluation
+    evaluations: tuple[Evaluation, ...]
+    random_best: Evaluation
+    noise: float
+    current_result: RunResult
+    best_result: RunResult
+    sampler: str
+    seed: int
+    trials: int
+    simulated_steps: int
+    binding_target: MarginRow | None

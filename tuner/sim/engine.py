@@ -1,0 +1,52 @@
+"""What the twin knows of the engine it stands for, and which settings that engine may be given."""
+
+from dataclasses import dataclass
+
+from policies.errors import bad_value
+from policies.request import Boot, Setting
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What the twin knows of the engine at start.
+
+    boot: see ``policies.request.Boot``. kv_blocks: blocks of the KV pool. sequence_ceiling: most requests in
+    a step, fixed at start. outside_first_s, outside_token_s: constant time outside the engine, added to the
+    first token's and to every later token's instant (s).
+    """
+
+    boot: Boot
+    kv_blocks: int
+    sequence_ceiling: int = 256
+    outside_first_s: float = 0.0
+    outside_token_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kv_blocks < 1:
+            raise bad_value("kv_blocks", self.kv_blocks, "at least 1", "give the size of the KV pool")
+        if self.sequence_ceiling < 1:
+            raise bad_value("sequence ceiling", self.sequence_ceiling, "at least 1", "give max_num_seqs")
+        if self.boot.block_tokens < 1:
+            raise bad_value("block_tokens", self.boot.block_tokens, "at least 1", "vLLM's default is 16")
+
+
+def check_setting(setting: Setting, engine: Engine) -> None:
+    """Raise InputError when a setting is outside the boot envelope or would starve decodes."""
+    if not 1 <= setting.step_tokens <= engine.boot.ceiling_tokens:
+        raise bad_value(
+            "token budget",
+            setting.step_tokens,
+            f"within 1..{engine.boot.ceiling_tokens}",
+            "stay inside the boot envelope",
+        )
+    if not 1 <= setting.max_running <= engine.sequence_ceiling:
+        raise bad_value(
+            "sequence cap", setting.max_running, f"within 1..{engine.sequence_ceiling}", "stay inside the boot envelope"
+        )
+    if setting.step_tokens < setting.max_running:
+        raise bad_value(
+            "token budget",
+            setting.step_tokens,
+            f"at least the sequence cap ({setting.max_running})",
+            "a smaller one starves decodes: raise it or lower the sequence cap",
+        )

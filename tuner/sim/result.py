@@ -1,0 +1,87 @@
+"""What one replay came to: instants per request, the exact distribution of gaps, and the run's totals."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.outcomes import Outcomes
+from policies.request import FloatArray, IntArray
+from tuner.sim import kernel
+from tuner.sim.engine import Engine
+from tuner.sim.workload import Traffic
+
+
+@dataclass(frozen=True, eq=False)
+class RunResult:
+    """One replay. Instants in seconds on the traffic's clock, NaN when not reached; one row a request.
+
+    gap_values_s, gap_weights: the exact distribution of all gaps. span_s: first arrival to last finish.
+    steps: steps run; skipped_steps: of these, not planned one by one. refused: requests that could never fit the
+    KV pool. stalled: True when requests were left that could not go on. log, log_times_s: (step, request, tokens)
+    of everything planned and the step's end, only when asked for.
+    """
+
+    outcomes: Outcomes
+    preemptions: IntArray
+    steps: int
+    skipped_steps: int
+    computed_tokens: int
+    cache_hit_tokens: int
+    preempted: int
+    refused: int
+    stalled: bool
+    span_s: float
+    log: IntArray
+    log_times_s: FloatArray
+
+    @classmethod
+    def from_arrays(
+        cls,
+        traffic: Traffic,
+        engine: Engine,
+        times: FloatArray,
+        gap_over: IntArray,
+        gap_bounds_s: FloatArray,
+        totals: IntArray,
+        gaps: tuple[FloatArray, IntArray],
+        preemptions: IntArray,
+        log: tuple[IntArray, FloatArray],
+    ) -> "RunResult":
+        """Turn the kernel's arrays into values; adds the constant times outside the engine."""
+        first = times[:, kernel.FIRST_TOKEN_S]
+        finish = times[:, kernel.FINISH_S]
+        finished = ~np.isnan(finish)
+        outside_last = np.where(traffic.output_tokens > 1, engine.outside_token_s, engine.outside_first_s)
+        last = float(np.max(finish[finished])) if finished.any() else float(traffic.arrival_s[-1])
+        outcomes = Outcomes(
+            arrival_s=traffic.arrival_s,
+            scheduled_s=times[:, kernel.SCHEDULED_S],
+            first_token_s=first + engine.outside_first_s,
+            finish_s=finish + outside_last,
+            longest_gap_s=times[:, kernel.LONGEST_GAP_S],
+            gap_count=np.where(finished, traffic.output_tokens - 1, 0),
+            prompt_tokens=traffic.prompt_tokens,
+            output_tokens=traffic.output_tokens,
+            cached_tokens=traffic.cached_tokens,
+            tenant=traffic.tenant,
+            tenant_names=traffic.tenant_names,
+            failed=~finished,
+            gap_bounds_s=gap_bounds_s,
+            gap_over=np.where(finished[:, None], gap_over, 0),
+            gap_values_s=gaps[0],
+            gap_weights=gaps[1].astype(np.float64),
+        )
+        return cls(
+            outcomes=outcomes,
+            preemptions=preemptions,
+            steps=int(totals[kernel.STEPS]),
+            skipped_steps=int(totals[kernel.SKIPPED_STEPS]),
+            computed_tokens=int(totals[kernel.COMPUTED_TOKENS]),
+            cache_hit_tokens=int(totals[kernel.CACHE_HIT_TOKENS]),
+            preempted=int(totals[kernel.PREEMPTED]),
+            refused=int(totals[kernel.REFUSED]),
+            stalled=bool(totals[kernel.STALLED]),
+            span_s=max(last - float(traffic.arrival_s[0]), 1e-9),
+            log=log[0],
+            log_times_s=log[1],
+        )

@@ -1,0 +1,170 @@
+"""The digital twin: one call replays traffic under a setting and returns a ``RunResult``."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from policies.errors import bad_value
+from policies.request import (
+    CACHED,
+    KEY_AT,
+    KNOWN,
+    OUTPUT,
+    PREEMPTIONS,
+    PROMPT,
+    TABLE_AT,
+    IntArray,
+    Setting,
+    State,
+    new_state,
+)
+from policies.step_time import StepModel
+from tuner.sim import kernel
+from tuner.sim.compile import compiled
+from tuner.sim.engine import Engine, check_setting
+from tuner.sim.result import RunResult
+from tuner.sim.workload import Traffic
+
+NEVER = 1 << 62
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting that holds from the first step that starts at or after ``at_s``."""
+
+    at_s: float
+    setting: Setting
+
+
+@cache
+def _replay() -> Callable[..., Any]:
+    return compiled(kernel.replay)
+
+
+def prepare(traffic: Traffic, engine: Engine) -> State:
+    """The scheduler's state before the first arrival, one row a request."""
+    n = len(traffic)
+    block = engine.boot.block_tokens
+    if engine.boot.contents == 0:
+        state = new_state(n, pool_blocks=engine.kv_blocks)
+    else:
+        rows = (traffic.prompt_tokens + traffic.output_tokens + block - 1) // block
+        offsets = np.concatenate([[0], np.cumsum(rows)])
+        keys, kinds = _content_keys(traffic, block, rows, offsets)
+        state = new_state(
+            n,
+            pool_blocks=engine.kv_blocks,
+            table_blocks=int(offsets[-1]),
+            key_blocks=int(offsets[-1]),
+            key_kinds=kinds,
+        )
+        state.keys[:] = keys
+        state.requests[:, KEY_AT] = state.requests[:, TABLE_AT] = offsets[:-1]
+    state.requests[:, PROMPT] = state.requests[:, KNOWN] = traffic.prompt_tokens
+    state.requests[:, OUTPUT] = traffic.output_tokens
+    if engine.boot.contents == 0:
+        state.requests[:, CACHED] = traffic.cached_tokens
+    state.arrival_s[:] = traffic.arrival_s
+    return state
+
+
+def _content_keys(traffic: Traffic, block: int, rows: IntArray, offsets: IntArray) -> tuple[IntArray, int]:
+    """One key per KV block of every request; blocks with equal known content get equal keys, all others their own."""
+    keys = np.arange(int(offsets[-1]), dtype=np.int64)
+    kinds = len(keys)
+    if len(traffic.prefix_offsets) == 0:
+        return keys, max(kinds, 1)
+    span = traffic.prefix_span_tokens
+    if span % block != 0:
+        raise bad_value(
+            "KV block", block, f"a divisor of the traffic's prefix span {span}", "choose another block size"
+        )
+    per_span = span // block
+    for request in range(len(traffic)):
+        spans = traffic.prefix_keys[traffic.prefix_offsets[request] : traffic.prefix_offsets[request + 1]]
+        whole = min(len(spans) * per_span, int(traffic.prompt_tokens[request]) // block, int(rows[request]))
+        if whole > 0:
+            expanded = (spans[:, None] * per_span + np.arange(per_span)[None, :]).ravel()[:whole]
+            keys[offsets[request] : offsets[request] + whole] = kinds + expanded
+    return keys, int(keys.max()) + 1
+
+
+def simulate(
+    traffic: Traffic,
+    engine: Engine,
+    setting: Setting,
+    model: StepModel,
+    *,
+    changes: Sequence[Change] = (),
+    gap_bounds_s: Sequence[float] = (),
+    skip: bool = True,
+    keep_log: bool = False,
+    max_steps: int = NEVER,
+) -> RunResult:
+    """Replay ``traffic`` under ``setting``, and under ``changes`` from their instants on.
+
+    gap_bounds_s: bounds for which gaps above are counted per request. skip: False plans every single step.
+    keep_log: keep (step, request, tokens) of everything planned. max_steps: give up after so many steps.
+    Raises InputError for a setting outside the envelope.
+    """
+    for wanted in (setting, *(change.setting for change in changes)):
+        check_setting(wanted, engine)
+    return run_prepared(
+        _replay(),
+        prepare(traffic, engine),
+        traffic,
+        engine,
+        setting,
+        model,
+        changes,
+        gap_bounds_s,
+        skip,
+        keep_log,
+        max_steps,
+    )
+
+
+def run_prepared(
+    replay: Callable[..., Any],
+    state: State,
+    traffic: Traffic,
+    engine: Engine,
+    setting: Setting,
+    model: StepModel,
+    changes: Sequence[Change],
+    gap_bounds_s: Sequence[float],
+    skip: bool,
+    keep_log: bool,
+    max_steps: int,
+) -> RunResult:
+    """Run one replay function (compiled or plain) over a prepared state; the state is used up."""
+    n = len(traffic)
+    rows = np.array([[float(v) for v in s] for s in (setting, *(c.setting for c in changes))], dtype=np.float64)
+    at_s = np.array([-np.inf, *(c.at_s for c in changes)], dtype=np.float64)
+    bounds = np.array(sorted(gap_bounds_s), dtype=np.float64)
+    times = np.full((n, kernel.TIMES), np.nan)
+    gap_over = np.zeros((n, len(bounds)), dtype=np.int64)
+    totals = np.zeros(kernel.TOTALS, dtype=np.int64)
+    values, weights, log, log_times = replay(
+        traffic.arrival_s,
+        rows,
+        at_s,
+        engine.boot,
+        model,
+        state,
+        engine.kv_blocks,
+        bounds,
+        int(skip),
+        int(keep_log),
+        max_steps,
+        times,
+        gap_over,
+        totals,
+    )
+    preemptions = state.requests[:, PREEMPTIONS].copy()
+    return RunResult.from_arrays(
+        traffic, engine, times, gap_over, bounds, totals, (values, weights), preemptions, (log, log_times)
+    )

@@ -1,0 +1,136 @@
+"""The slow walk: the twin's meaning in a page of plain Python, against which the compiled twin is tested.
+
+Every step is planned by ``plan_step``; nothing is skipped, nothing compiled. Same inputs, same ``RunResult``.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from policies.kv import blocks_for
+from policies.packing import finish_step, plan_step
+from policies.request import (
+    COMPUTED,
+    FINISHED,
+    HIT,
+    KNOWN,
+    OUTPUT,
+    PLANNED_COUNT,
+    PREEMPTED_COUNT,
+    PREEMPTIONS,
+    PROMPT,
+    RUNNING_COUNT,
+    STATUS,
+    WAITING_COUNT,
+    Setting,
+    State,
+    append_waiting,
+)
+from policies.step_time import StepModel, chunk_attention_work, step_time
+from tuner.sim import kernel
+from tuner.sim.engine import Engine
+from tuner.sim.result import RunResult
+from tuner.sim.twin import Change, prepare
+from tuner.sim.workload import Traffic
+
+
+def planned_time_s(model: StepModel, state: State) -> float:
+    """Duration of the planned step, from its rows."""
+    tokens = context = work = 0.0
+    rows = state.planned[: state.counters[PLANNED_COUNT]]
+    for request, taken in rows.tolist():
+        before = int(state.requests[request, COMPUTED]) - taken
+        tokens += taken
+        context += before
+        if taken > 1 or before < state.requests[request, PROMPT]:
+            work += chunk_attention_work(taken, before)
+    return step_time(model, tokens, float(len(rows)), context, work)
+
+
+def walk(
+    traffic: Traffic,
+    engine: Engine,
+    setting: Setting,
+    model: StepModel,
+    *,
+    changes: Sequence[Change] = (),
+    gap_bounds_s: Sequence[float] = (),
+) -> RunResult:
+    """Replay step by step in plain Python; arguments and result as ``tuner.sim.twin.simulate``."""
+    state = prepare(traffic, engine)
+    requests, counters = state.requests, state.counters
+    n = len(traffic)
+    times = np.full((n, kernel.TIMES), np.nan)
+    token_s: list[list[float]] = [[] for _ in range(n)]
+    log: list[tuple[int, int, int]] = []
+    log_times: list[float] = []
+    totals = np.zeros(kernel.TOTALS, dtype=np.int64)
+    pending = list(changes)
+    now, arrived, finished = 0.0, 0, 0
+    while finished < n:
+        while pending and pending[0].at_s <= now:
+            setting = pending.pop(0).setting
+        while arrived < n and traffic.arrival_s[arrived] <= now:
+            if (
+                blocks_for(
+                    int(traffic.prompt_tokens[arrived] + traffic.output_tokens[arrived]) - 1, engine.boot.block_tokens
+                )
+                > engine.kv_blocks
+            ):
+                requests[arrived, STATUS] = FINISHED
+                totals[kernel.REFUSED] += 1
+                finished += 1
+            else:
+                append_waiting(state, arrived)
+            arrived += 1
+        if counters[RUNNING_COUNT] == 0 and counters[WAITING_COUNT] == 0:
+            if arrived >= n:
+                break
+            now = float(traffic.arrival_s[arrived])
+            continue
+        start = now
+        planned = plan_step(setting, engine.boot, model, state, now)
+        totals[kernel.PREEMPTED] += counters[PREEMPTED_COUNT]
+        if planned == 0:
+            if counters[RUNNING_COUNT] > 0 and counters[PREEMPTED_COUNT] > 0:
+                continue
+            wake = [c.at_s for c in pending[:1]] + ([float(traffic.arrival_s[arrived])] if arrived < n else [])
+            if not wake:
+                totals[kernel.STALLED] = 1
+                break
+            now = min(wake)
+            continue
+        now += planned_time_s(model, state)
+        for request, taken in state.planned[:planned].tolist():
+            if np.isnan(times[request, kernel.SCHEDULED_S]):
+                times[request, kernel.SCHEDULED_S] = start
+                totals[kernel.CACHE_HIT_TOKENS] += requests[request, HIT]
+            log.append((int(totals[kernel.STEPS]), request, taken))
+            log_times.append(now)
+            totals[kernel.COMPUTED_TOKENS] += taken
+            if requests[request, COMPUTED] == requests[request, KNOWN]:
+                token_s[request].append(now)
+                if len(token_s[request]) == requests[request, OUTPUT]:
+                    times[request, kernel.FINISH_S] = now
+        totals[kernel.STEPS] += 1
+        finished += finish_step(engine.boot, state)
+    bounds = np.array(sorted(gap_bounds_s), dtype=np.float64)
+    gap_over = np.zeros((n, len(bounds)), dtype=np.int64)
+    gaps = [np.diff(np.array(instants)) for instants in token_s]
+    for request, instants in enumerate(token_s):
+        if instants:
+            times[request, kernel.FIRST_TOKEN_S] = instants[0]
+            times[request, kernel.LONGEST_GAP_S] = gaps[request].max() if len(gaps[request]) else 0.0
+        gap_over[request] = [(gaps[request] > bound).sum() for bound in bounds]
+    values = np.concatenate(gaps)
+    return RunResult.from_arrays(
+        traffic,
+        engine,
+        times,
+        gap_over,
+        bounds,
+        totals,
+        (values, np.ones(len(values), dtype=np.int64)),
+        requests[:, PREEMPTIONS].copy(),
+        (np.array(log, dtype=np.int64).reshape(-1, 3), np.array(log_times)),
+    )
