@@ -1,0 +1,230 @@
+"""The guard: from the situation to push, hold or revert, with one reason. Pure; the first rule that speaks decides.
+
+Order: what cannot be seen, what hurts, what is forbidden, what is unfinished, what is not worth it, what is too soon.
+A push that is in force may always be taken back, also while paused, in a deploy or outside a window.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from policies.envelope import Broken, Envelope, Violation
+from policies.limits import WEEK_MINUTES, GuardLimits, WeekSpan
+from policies.request import Setting
+from policies.verify import Verdict
+
+__all__ = [
+    "RATIO_KNOBS", "WEEK_MINUTES", "Action", "Decision", "GuardLimits", "Reason", "Situation", "WeekSpan", "changes",
+    "decide", "limit_step",
+]  # fmt: skip
+
+# Knobs whose effect grows with their ratio, and which therefore move in limited steps; the others are switches.
+RATIO_KNOBS = ("step_tokens", "chunk_cap_tokens", "max_running")
+
+
+class Action(StrEnum):
+    PUSH = "push"
+    HOLD = "hold"
+    REVERT = "revert"
+
+
+class Reason(StrEnum):
+    """Why; in the order in which ``decide`` looks."""
+
+    METRICS_STALE = "metrics_stale"
+    ENGINE_RESTARTED = "engine_restarted"
+    OPERATOR_THRESHOLD = "operator_threshold"
+    ERRORS_RISING = "errors_rising"
+    VERDICT_WORSE = "verdict_worse"
+    INCONCLUSIVE_TOO_LONG = "inconclusive_too_long"
+    BLOCKED_AFTER_REVERT = "blocked_after_revert"
+    PAUSED = "paused"
+    DEPLOY = "deploy"
+    KV_BOUND = "kv_bound"
+    VERIFYING = "verifying"
+    NO_PROPOSAL = "no_proposal"
+    ALREADY_IN_FORCE = "already_in_force"
+    TWIN_NOT_TRUSTED = "twin_not_trusted"
+    GAIN_UNKNOWN = "gain_unknown"
+    WITHIN_NOISE = "within_noise"
+    KNOB_ABSENT = "knob_absent"
+    NEEDS_RESTART = "needs_restart"
+    OUTSIDE_ENVELOPE = "outside_envelope"
+    MAINTENANCE_WINDOW = "maintenance_window"
+    DWELL = "dwell"
+    EXPLORATION_BUDGET = "exploration_budget"
+    SHADOW_TOO_SHORT = "shadow_too_short"
+    SHADOW = "shadow"
+    STEP_LIMITED = "step_limited"
+    OK = "ok"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """Everything the guard looks at. NaN stands for unknown and is never taken for a good sign.
+
+    metrics_age_s, since_push_s (+inf: never pushed), shadow_s (time spent in shadow so far), in seconds.
+    predicted_gain and twin_error in attainment; exploration_*_slo_s in SLO-seconds of the running day.
+    push_in_force: a setting of ours holds a lease; verdict: of that push, None while none is due.
+    """
+
+    live: bool
+    envelope: Envelope
+    in_force: Setting
+    proposal: Setting | None
+    predicted_gain: float
+    twin_error: float
+    twin_trusted: bool
+    metrics_age_s: float
+    since_push_s: float
+    shadow_s: float
+    minute_of_week: int
+    push_in_force: bool = False
+    verified: bool = True
+    verdict: Verdict | None = None
+    thresholds_crossed: tuple[str, ...] = ()
+    engine_restarted: bool = False
+    errors_rising: bool = False
+    blocked: bool = False
+    paused: bool = False
+    deploying: bool = False
+    kv_used: float = math.nan
+    preempting: bool = False
+    exploration_spent_slo_s: float = 0.0
+    exploration_cost_slo_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """setting: what to push, or in shadow what would be pushed; None otherwise. violations: of a refused proposal."""
+
+    action: Action
+    reason: Reason
+    setting: Setting | None = None
+    violations: tuple[Violation, ...] = ()
+
+
+def _hold(reason: Reason, setting: Setting | None = None, violations: tuple[Violation, ...] = ()) -> Decision:
+    return Decision(Action.HOLD, reason, setting, violations)
+
+
+def _blind(now: Situation, limits: GuardLimits) -> Decision | None:
+    """Nothing can be judged: the lease takes care of the engine."""
+    if not now.metrics_age_s <= limits.max_metrics_age_s:
+        return _hold(Reason.METRICS_STALE)
+    return _hold(Reason.ENGINE_RESTARTED) if now.engine_restarted else None
+
+
+def _hurt(now: Situation, limits: GuardLimits) -> Decision | None:
+    """Harm ends a push of ours and forbids a new one."""
+    harm = Action.REVERT if now.push_in_force else Action.HOLD
+    if now.thresholds_crossed:
+        return Decision(harm, Reason.OPERATOR_THRESHOLD)
+    if now.errors_rising:
+        return Decision(harm, Reason.ERRORS_RISING)
+    if now.push_in_force and not now.verified:
+        if now.verdict is Verdict.WORSE:
+            return Decision(Action.REVERT, Reason.VERDICT_WORSE)
+        # An unknown time since the push counts as too long.
+        if now.verdict is not Verdict.BETTER and not now.since_push_s <= limits.max_inconclusive_s:
+            return Decision(Action.REVERT, Reason.INCONCLUSIVE_TOO_LONG)
+    return None
+
+
+def _frozen(now: Situation, limits: GuardLimits) -> Decision | None:
+    if now.blocked:
+        return _hold(Reason.BLOCKED_AFTER_REVERT)
+    if now.paused:
+        return _hold(Reason.PAUSED)
+    if now.deploying:
+        return _hold(Reason.DEPLOY)
+    if now.preempting and not now.kv_used < limits.kv_full:
+        return _hold(Reason.KV_BOUND)
+    if now.push_in_force and not now.verified and now.verdict is not Verdict.BETTER:
+        return _hold(Reason.VERIFYING)
+    return None
+
+
+def _worthless(now: Situation, limits: GuardLimits) -> Decision | None:
+    if now.proposal is None:
+        return _hold(Reason.NO_PROPOSAL)
+    if now.proposal == now.in_force:
+        return _hold(Reason.ALREADY_IN_FORCE)
+    if not now.twin_trusted:
+        return _hold(Reason.TWIN_NOT_TRUSTED)
+    if not (math.isfinite(now.predicted_gain) and math.isfinite(now.twin_error)):
+        return _hold(Reason.GAIN_UNKNOWN)
+    if now.predicted_gain <= max(now.twin_error, limits.min_gain):
+        return _hold(Reason.WITHIN_NOISE)
+    return None
+
+
+def _forbidden(now: Situation, wanted: Setting) -> Decision | None:
+    found = now.envelope.violations(changes(now.in_force, wanted), now.in_force)
+    if not found:
+        return None
+    kinds = {violation.broken for violation in found}
+    if Broken.ABSENT in kinds:
+        return _hold(Reason.KNOB_ABSENT, None, found)
+    reason = Reason.NEEDS_RESTART if kinds == {Broken.NEEDS_RESTART} else Reason.OUTSIDE_ENVELOPE
+    return _hold(reason, None, found)
+
+
+def _too_soon(now: Situation, limits: GuardLimits) -> Reason | None:
+    minute = now.minute_of_week
+    inside = not limits.push_only or any(span.holds(minute) for span in limits.push_only)
+    if not inside or any(span.holds(minute) for span in limits.no_push):
+        return Reason.MAINTENANCE_WINDOW
+    if not now.since_push_s >= limits.dwell_s:
+        return Reason.DWELL
+    if not now.exploration_spent_slo_s + now.exploration_cost_slo_s <= limits.exploration_slo_s_per_day:
+        return Reason.EXPLORATION_BUDGET
+    if now.live and not now.shadow_s >= limits.min_shadow_s:
+        return Reason.SHADOW_TOO_SHORT
+    return None
+
+
+def changes(before: Setting, after: Setting) -> dict[str, int | float]:
+    """The knobs that differ, with their new values: what a push names."""
+    return {name: new for name, old, new in zip(Setting._fields, before, after, strict=True) if new != old}
+
+
+def limit_step(in_force: Setting, wanted: Setting, largest_ratio: float) -> Setting:
+    """``wanted``, with each of RATIO_KNOBS at most ``largest_ratio`` times above or below what is in force.
+
+    A chunk cap of 0 (none) stands for the token budget, above which a cap binds nothing. A step is at least 1.
+    """
+    limited: dict[str, int] = {"step_tokens": wanted.step_tokens}
+    for name in RATIO_KNOBS:
+        old, new = getattr(in_force, name), getattr(wanted, name)
+        if old == new:
+            continue
+        start, goal = old, new
+        if name == "chunk_cap_tokens":
+            start = old or in_force.step_tokens
+            goal = new or max(limited["step_tokens"], start)
+        low = min(math.ceil(start / largest_ratio), start - 1)
+        high = max(math.floor(start * largest_ratio), start + 1)
+        reached = min(max(goal, low), high)
+        limited[name] = new if reached == goal else reached
+    return wanted._replace(**limited)
+
+
+def decide(now: Situation, limits: GuardLimits) -> Decision:
+    """Push, hold or revert, and the reason. Shadow mode decides the same and pushes nothing."""
+    stop = _blind(now, limits) or _hurt(now, limits) or _frozen(now, limits) or _worthless(now, limits)
+    if stop is not None or now.proposal is None:
+        return stop or _hold(Reason.NO_PROPOSAL)
+    forbidden = _forbidden(now, now.proposal)
+    if forbidden is not None:
+        return forbidden
+    setting = limit_step(now.in_force, now.proposal, limits.largest_ratio)
+    stepped = _forbidden(now, setting)
+    if stepped is not None:  # possible when what is in force lies outside the envelope
+        return stepped
+    soon = _too_soon(now, limits)
+    if soon is not None:
+        return _hold(soon, setting)
+    if not now.live:
+        return _hold(Reason.SHADOW, setting)
+    return Decision(Action.PUSH, Reason.OK if setting == now.proposal else Reason.STEP_LIMITED, setting)

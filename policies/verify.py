@@ -1,0 +1,109 @@
+"""Was a push worth it? Operator thresholds first, then the statistical verdict; pure.
+
+Gains are differences of attainment (share of good requests, -1..1) against the setting before the push.
+"""
+
+import math
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+from policies.errors import bad_value
+
+
+@dataclass(frozen=True)
+class RollbackThresholds:
+    """What an operator never accepts, in the unit of the name; +inf: no threshold."""
+
+    gap_p99_s: float = math.inf
+    queue_p99_s: float = math.inf
+    preemptions_per_s: float = math.inf
+    failed_share: float = math.inf
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if not value >= 0.0:
+                raise bad_value(f"threshold {entry.name}", value, "at least 0", "correct it, or leave it out")
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The same quantities over the window after a push; NaN: not known, which crosses nothing."""
+
+    gap_p99_s: float = math.nan
+    queue_p99_s: float = math.nan
+    preemptions_per_s: float = math.nan
+    failed_share: float = math.nan
+
+
+def crossed(thresholds: RollbackThresholds, observed: Observed) -> tuple[str, ...]:
+    """Names of the thresholds that were crossed; an unknown quantity never is, and never counts as zero either."""
+    return tuple(e.name for e in fields(thresholds) if getattr(observed, e.name) > getattr(thresholds, e.name))
+
+
+class Verdict(StrEnum):
+    BETTER = "better"
+    WORSE = "worse"
+    INCONCLUSIVE = "inconclusive"
+
+
+class VerdictReason(StrEnum):
+    OPERATOR_THRESHOLD = "operator_threshold"
+    NO_MATCHED_TRAFFIC = "no_matched_traffic"
+    TOO_FEW_REQUESTS = "too_few_requests"
+    NOT_MEASURED = "not_measured"
+    GAIN_SHOWN = "gain_shown"
+    LOSS_SHOWN = "loss_shown"
+    WITHIN_NOISE = "within_noise"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Prediction and observation of one push. half_width: half of the interval around observed_gain, >= 0.
+
+    matched: both windows carried comparable traffic; requests: those of the window after the push.
+    """
+
+    predicted_gain: float
+    twin_error: float
+    observed_gain: float
+    half_width: float
+    matched: bool
+    requests: int
+    crossed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """verdict and why; prediction_held: the observation lies within noise and twin error of the prediction."""
+
+    verdict: Verdict
+    reason: VerdictReason
+    prediction_held: bool
+
+
+def judge(seen: Comparison, min_requests: int) -> Judgement:
+    """Three verdicts. A crossed operator threshold is worse, whatever the statistics say."""
+    miss = abs(seen.observed_gain - seen.predicted_gain)
+    measured = math.isfinite(miss) and math.isfinite(seen.half_width) and seen.half_width >= 0.0
+    enough = measured and seen.matched and seen.requests >= min_requests
+    # An unknown twin error excuses no miss.
+    excused = seen.half_width + (seen.twin_error if math.isfinite(seen.twin_error) else 0.0)
+    held = enough and miss <= excused
+
+    def say(verdict: Verdict, reason: VerdictReason) -> Judgement:
+        return Judgement(verdict, reason, held)
+
+    if seen.crossed:
+        return say(Verdict.WORSE, VerdictReason.OPERATOR_THRESHOLD)
+    if not seen.matched:
+        return say(Verdict.INCONCLUSIVE, VerdictReason.NO_MATCHED_TRAFFIC)
+    if seen.requests < min_requests:
+        return say(Verdict.INCONCLUSIVE, VerdictReason.TOO_FEW_REQUESTS)
+    if not measured:
+        return say(Verdict.INCONCLUSIVE, VerdictReason.NOT_MEASURED)
+    if seen.observed_gain - seen.half_width > 0.0:
+        return say(Verdict.BETTER, VerdictReason.GAIN_SHOWN)
+    if seen.observed_gain + seen.half_width < 0.0:
+        return say(Verdict.WORSE, VerdictReason.LOSS_SHOWN)
+    return say(Verdict.INCONCLUSIVE, VerdictReason.WITHIN_NOISE)
