@@ -11,9 +11,10 @@ from enum import StrEnum
 from functools import cached_property
 
 from policies.errors import InputError, bad_value
-from policies.request import Setting
+from policies.request import DEADLINE, FCFS, FIXED_BUDGET, PRESSURE, Setting
 
 KNOB_NAMES: tuple[str, ...] = Setting._fields
+MOST_PROMPT_TOKENS = 10_000_000
 
 Number = int | float
 
@@ -118,3 +119,27 @@ class Envelope:
     def holds(self, setting: Setting) -> bool:
         """Whether every known knob of the setting lies within its bounds."""
         return all(bound.minimum <= getattr(setting, name) <= bound.maximum for name, bound in self.by_name.items())
+
+
+def full_bounds(ceiling_tokens: int, max_running: int) -> tuple[KnobBound, ...]:
+    """Bounds of an engine that moves every knob, from its boot budget and its boot sequence cap."""
+    most_s = 3600.0
+    return (
+        KnobBound("step_tokens", 1, ceiling_tokens),
+        KnobBound("chunk_cap_tokens", 0, ceiling_tokens),
+        KnobBound("adaptive_chunk_cap", 0, 1),
+        KnobBound("max_partial_prefills", 0, max_running),
+        KnobBound("max_long_partial_prefills", 0, max_running),
+        KnobBound("long_prompt_tokens", 0, MOST_PROMPT_TOKENS),
+        KnobBound("pass_over_max_s", 0.0, most_s),
+        KnobBound("max_running", 1, max_running),
+        KnobBound("budget_policy", FIXED_BUDGET, PRESSURE),
+        KnobBound("budget_target_s", 0.0, most_s),
+        KnobBound("budget_floor_tokens", 0, ceiling_tokens),
+        KnobBound("pressure_tokens", 0, ceiling_tokens),
+        KnobBound("pressure_prefills", 1, max(max_running, 2)),
+        KnobBound("order_policy", FCFS, DEADLINE),
+        KnobBound("aging_s", 0.0, most_s),
+        KnobBound("ttft_target_s", 0.0, most_s),
+        KnobBound("prefill_s_per_token", 0.0, 1.0),
+    )

@@ -17,7 +17,8 @@ from types import MappingProxyType
 
 from policies.envelope import KNOB_NAMES, Broken, Envelope, KnobBound, Mode, Number, Violation, is_count
 from policies.errors import InputError, bad_value
-from policies.request import Setting
+from policies.request import STEP_TIME_TARGET, Setting
+from policies.step_time import StepModel
 
 __all__ = [
     "BACKWARD_SLACK_S", "KNOB_NAMES", "Broken", "Envelope", "KnobBound", "Lease", "LeaseBook", "LeaseOutcome",
@@ -43,6 +44,7 @@ class LeaseReason(StrEnum):
     HELD_BY_OTHER = "held_by_other"
     LEASE_LENGTH = "lease_length"
     OUTSIDE_ENVELOPE = "outside_envelope"
+    NEEDS_STEP_MODEL = "needs_step_model"
 
 
 REFUSALS = frozenset(
@@ -53,6 +55,7 @@ REFUSALS = frozenset(
         LeaseReason.HELD_BY_OTHER,
         LeaseReason.LEASE_LENGTH,
         LeaseReason.OUTSIDE_ENVELOPE,
+        LeaseReason.NEEDS_STEP_MODEL,
     }
 )
 
@@ -86,13 +89,17 @@ class Lease:
 
 @dataclass(frozen=True)
 class Push:
-    """A wish: ``changes`` (knob to value) on top of the setting in force; knobs not named stay as they are."""
+    """A wish: ``changes`` (knob to value) on top of the setting in force; knobs not named stay as they are.
+
+    step_model: the constants that the budget policy STEP_TIME_TARGET counts with; None keeps those in force.
+    """
 
     changes: Mapping[str, Number]
     lease_s: float
     expected_revision: int
     actor: str
     reason: str
+    step_model: StepModel | None = None
 
     def __post_init__(self) -> None:
         if not self.actor or not self.reason:
@@ -106,6 +113,7 @@ class LeaseBook:
 
     revision grows by one with every change of the setting, the lease or the block, and never shrinks.
     blocked: an operator reverted; no push until resume. seen_s: latest time seen.
+    step_model: constants for STEP_TIME_TARGET; they come with a push and go with its lease.
     """
 
     envelope: Envelope
@@ -116,6 +124,7 @@ class LeaseBook:
     blocked: bool
     seen_s: float
     max_lease_s: float = MAX_LEASE_S
+    step_model: StepModel | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.max_lease_s) and self.max_lease_s > 0.0):
@@ -125,6 +134,8 @@ class LeaseBook:
                 raise InputError(f"{what} {setting} lies outside the envelope; derive the bounds from the boot values")
         if self.lease is None and self.setting != self.boot:
             raise InputError("a setting other than boot needs a lease; push it")
+        if self.boot.budget_policy == STEP_TIME_TARGET:
+            raise InputError("an engine boots with a budget policy that needs no constants; push step_time_target")
 
 
 @dataclass(frozen=True)
@@ -147,8 +158,8 @@ def boot_book(envelope: Envelope, boot: Setting, now_s: float, max_lease_s: floa
     return LeaseBook(envelope, boot, boot, 0, None, False, now_s, max_lease_s)
 
 
-def _advance(book: LeaseBook, setting: Setting, lease: Lease | None, blocked: bool) -> LeaseBook:
-    return replace(book, revision=book.revision + 1, setting=setting, lease=lease, blocked=blocked)
+def _boot(book: LeaseBook, blocked: bool) -> LeaseBook:
+    return replace(book, revision=book.revision + 1, setting=book.boot, lease=None, blocked=blocked, step_model=None)
 
 
 def _settle(book: LeaseBook, now_s: float) -> tuple[LeaseBook, float, LeaseReason | None]:
@@ -165,7 +176,7 @@ def _settle(book: LeaseBook, now_s: float) -> tuple[LeaseBook, float, LeaseReaso
         book = replace(book, seen_s=counts_s)
     if ended is None or book.lease is None:
         return book, counts_s, None
-    return _advance(book, book.boot, None, book.blocked), counts_s, ended
+    return _boot(book, book.blocked), counts_s, ended
 
 
 def expire(book: LeaseBook, now_s: float) -> tuple[LeaseBook, LeaseOutcome]:
@@ -198,8 +209,12 @@ def push(book: LeaseBook, wish: Push, now_s: float) -> tuple[LeaseBook, LeaseOut
     violations = book.envelope.violations(wish.changes, book.setting)
     if violations:
         return refuse(LeaseReason.OUTSIDE_ENVELOPE, violations)
+    setting = Setting(**(book.setting._asdict() | dict(wish.changes)))
+    step_model = wish.step_model or book.step_model
+    if setting.budget_policy == STEP_TIME_TARGET and step_model is None:
+        return refuse(LeaseReason.NEEDS_STEP_MODEL)
     lease = Lease(wish.actor, wish.reason, book.revision + 1, counts_s, wish.lease_s)
-    after = _advance(book, Setting(**(book.setting._asdict() | dict(wish.changes))), lease, book.blocked)
+    after = replace(book, revision=lease.revision, setting=setting, lease=lease, step_model=step_model)
     return after, LeaseOutcome(LeaseReason.OK, after.revision)
 
 
@@ -208,7 +223,7 @@ def revert(book: LeaseBook, now_s: float, *, block: bool) -> tuple[LeaseBook, Le
     book, _, _ = _settle(book, now_s)
     if book.lease is None and book.blocked >= block:
         return book, LeaseOutcome(LeaseReason.NOTHING_TO_DO, book.revision)
-    after = _advance(book, book.boot, None, book.blocked or block)
+    after = _boot(book, book.blocked or block)
     return after, LeaseOutcome(LeaseReason.REVERTED, after.revision)
 
 
@@ -217,5 +232,5 @@ def resume(book: LeaseBook, now_s: float) -> tuple[LeaseBook, LeaseOutcome]:
     book, _, _ = _settle(book, now_s)
     if not book.blocked:
         return book, LeaseOutcome(LeaseReason.NOTHING_TO_DO, book.revision)
-    after = _advance(book, book.setting, book.lease, False)
+    after = replace(book, revision=book.revision + 1, blocked=False)
     return after, LeaseOutcome(LeaseReason.RESUMED, after.revision)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from policies.envelope import Broken, Envelope, KnobBound, Mode
+from policies.envelope import Broken, Envelope, KnobBound, Mode, full_bounds
 from policies.errors import InputError
 from policies.lease import (
     BACKWARD_SLACK_S,
@@ -18,7 +18,8 @@ from policies.lease import (
     resume,
     revert,
 )
-from policies.request import Setting
+from policies.request import STEP_TIME_TARGET, Setting
+from policies.step_time import NAMED_MODELS
 
 BOOT = Setting(step_tokens=512, max_running=256)
 ENVELOPE = Envelope(
@@ -102,6 +103,25 @@ def test_an_old_revision_conflicts(held):
     for revision in (0, 2):
         after, outcome = push(held, wish(revision=revision), 110.0)
         assert (after.setting, outcome.reason) == (held.setting, LeaseReason.CONFLICT_REVISION)
+
+
+def test_step_time_target_comes_and_goes_with_its_constants():
+    book = boot_book(Envelope(full_bounds(8192, 256)), BOOT, 100.0)
+    changes = {"budget_policy": STEP_TIME_TARGET, "budget_target_s": 0.03}
+    assert push(book, wish(changes), 100.0)[1].reason is LeaseReason.NEEDS_STEP_MODEL
+    model = NAMED_MODELS["8b-2tbs"]
+    held, outcome = push(book, Push(changes, 60.0, 0, "tuner", "a test", model), 100.0)
+    assert (outcome.reason, held.step_model) == (LeaseReason.OK, model)
+    assert push(held, wish({}, revision=1), 110.0)[0].step_model == model
+    assert expire(held, 160.0)[0].step_model is None
+    assert revert(held, 110.0, block=False)[0].step_model is None
+
+
+def test_full_bounds_name_every_knob_once_and_hold_the_defaults():
+    bounds = full_bounds(8192, 256)
+    assert {bound.name for bound in bounds} == set(Setting._fields)
+    assert Envelope(bounds).holds(BOOT)
+    assert not Envelope(bounds).violations(BOOT._asdict(), BOOT)
 
 
 def test_only_the_holder_pushes_while_the_lease_lives(held):

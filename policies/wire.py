@@ -1,0 +1,415 @@
+"""The tuning protocol's schemas: what controller and engine say to each other. The one file with pydantic.
+
+Frozen, unknown fields are errors, no coercion ("1" is not 1, true is not 1), no NaN and no infinity (null means
+not reached or not known), every list and text bounded. Parse with ``parse`` from bytes, never from loose objects.
+Times without another word are seconds on the engine's monotonic clock; ``now_s`` tells where that clock stands.
+"""
+
+import math
+from itertools import pairwise
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from policies.envelope import KNOB_NAMES, Violation, is_count
+from policies.errors import InputError
+from policies.lease import MAX_LEASE_S, LeaseOutcome, LeaseReason, Push
+from policies.request import DEADLINE, FCFS, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
+from policies.step_time import StepModel
+
+PROTOCOL_VERSION: Literal[1] = 1
+MAX_BODY_BYTES = 65_536  # of what a client may send
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
+MAX_ROWS = 20_000
+MAX_GAP_BOUNDS = 16
+MAX_TOKENS = 10_000_000
+MAX_SECONDS = 1e12
+
+Tokens = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Seconds = Annotated[float, Field(ge=0.0, le=MAX_SECONDS)]
+Duration = Annotated[float, Field(ge=0.0, le=3600.0)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Counts = Annotated[tuple[Count, ...], Field(max_length=MAX_ROWS)]
+Times = Annotated[tuple[Seconds, ...], Field(max_length=MAX_ROWS)]
+MaybeTimes = Annotated[tuple[Seconds | None, ...], Field(max_length=MAX_ROWS)]
+
+
+class Wire(BaseModel):
+    """Base of every message part."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Message(Wire):
+    """Base of every whole message; another protocol version is refused."""
+
+    protocol_version: Literal[1] = PROTOCOL_VERSION
+
+
+class Knobs(Wire):
+    """Knobs to move; one that is absent or null stays as it is. 0 = no limit for every cap."""
+
+    step_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    chunk_cap_tokens: Tokens | None = None
+    adaptive_chunk_cap: bool | None = None
+    max_partial_prefills: Tokens | None = None
+    max_long_partial_prefills: Tokens | None = None
+    long_prompt_tokens: Tokens | None = None
+    pass_over_max_s: Duration | None = None
+    max_running: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+
+
+class StepConstants(Wire):
+    """``policies.step_time.StepModel`` on the wire: seconds, seconds per token, per token pair; sharpness 0 or >= 1."""
+
+    overhead_s: Duration
+    sequence_s: Duration
+    floor_s: Duration
+    kv_s_per_token: Duration
+    slope_s_per_token: Duration
+    attention_s: Duration
+    sharpness: Annotated[float, Field(ge=0.0, le=1000.0)]
+
+    @model_validator(mode="after")
+    def _sharp_enough(self) -> "StepConstants":
+        if 0.0 < self.sharpness < 1.0:
+            raise ValueError("sharpness must be 0 or at least 1")
+        return self
+
+
+class FixedBudget(Wire):
+    kind: Literal["fixed"]
+
+
+class StepTimeTargetBudget(Wire):
+    kind: Literal["step_time_target"]
+    target_s: Annotated[float, Field(gt=0.0, le=3600.0)]
+    floor_tokens: Tokens
+    step_model: StepConstants
+
+
+class PressureBudget(Wire):
+    kind: Literal["pressure"]
+    tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+    prefills: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+
+
+class FcfsOrder(Wire):
+    kind: Literal["fcfs"]
+
+
+class ShortestFirstOrder(Wire):
+    kind: Literal["shortest_first"]
+    aging_s: Duration
+
+
+class DeadlineOrder(Wire):
+    kind: Literal["deadline"]
+    aging_s: Duration
+    ttft_target_s: Annotated[float, Field(gt=0.0, le=3600.0)]
+    prefill_s_per_token: Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+BudgetPolicy = Annotated[FixedBudget | StepTimeTargetBudget | PressureBudget, Field(discriminator="kind")]
+OrderPolicy = Annotated[FcfsOrder | ShortestFirstOrder | DeadlineOrder, Field(discriminator="kind")]
+
+
+class PushRequest(Message):
+    """PUT /tuning/v1/knobs: all of it or nothing, for ``lease_s`` seconds."""
+
+    knobs: Knobs = Knobs()
+    budget_policy: BudgetPolicy | None = None
+    order_policy: OrderPolicy | None = None
+    lease_s: Annotated[float, Field(gt=0.0, le=MAX_LEASE_S)]
+    expected_revision: Count
+    actor: Text
+    reason: Text
+
+    def to_push(self) -> Push:
+        """The pure request for ``policies.lease.push``."""
+        changes: dict[str, int | float] = {
+            name: int(value) if isinstance(value, bool) else value for name, value in self.knobs if value is not None
+        }
+        budget, order = self.budget_policy, self.order_policy
+        constants: StepModel | None = None
+        if isinstance(budget, FixedBudget):
+            changes["budget_policy"] = FIXED_BUDGET
+        elif isinstance(budget, StepTimeTargetBudget):
+            changes |= {"budget_policy": STEP_TIME_TARGET, "budget_target_s": budget.target_s}
+            changes["budget_floor_tokens"] = budget.floor_tokens
+            constants = StepModel(**budget.step_model.model_dump())
+        elif isinstance(budget, PressureBudget):
+            changes |= {"budget_policy": PRESSURE, "pressure_tokens": budget.tokens}
+            changes["pressure_prefills"] = budget.prefills
+        if isinstance(order, FcfsOrder):
+            changes["order_policy"] = FCFS
+        elif isinstance(order, ShortestFirstOrder):
+            changes |= {"order_policy": SHORTEST_FIRST, "aging_s": order.aging_s}
+        elif isinstance(order, DeadlineOrder):
+            changes |= {"order_policy": DEADLINE, "aging_s": order.aging_s, "ttft_target_s": order.ttft_target_s}
+            changes["prefill_s_per_token"] = order.prefill_s_per_token
+        return Push(changes, self.lease_s, self.expected_revision, self.actor, self.reason, constants)
+
+
+class PushAnswer(Message):
+    """200: in force from that step on. Also the answer to a revert and to a resume."""
+
+    revision: Count
+    effective_from_step: Count
+
+
+class RevertRequest(Message):
+    """DELETE /tuning/v1/lease; block: no push until a resume (what a person who stops the tuner wants)."""
+
+    actor: Text = "unnamed"
+    reason: Text = "not stated"
+    block: bool = True
+
+
+class ResumeRequest(Message):
+    """POST /tuning/v1/resume: pushes are allowed again after a blocking revert."""
+
+    actor: Text
+    reason: Text
+
+
+class Breach(Wire):
+    """One value outside the envelope; null: not a finite number. limit: the bound it breaks, null without one."""
+
+    knob: Annotated[str, Field(max_length=64)]
+    value: float | None
+    broken: Literal["minimum", "maximum", "needs_restart", "absent", "unknown", "kind"]
+    limit: float | None = None
+
+
+class Refusal(Message):
+    """409 and 422 (see ``REFUSAL_STATUS``); nothing was changed by the request. revision: the one in force."""
+
+    code: Literal[
+        "conflict_revision", "blocked_by_revert", "held_by_other", "lease_length", "outside_envelope",
+        "needs_step_model", "clock_unreadable", "malformed",
+    ]  # fmt: skip
+    revision: Count
+    message: Annotated[str, Field(max_length=1000)]
+    breaches: Annotated[tuple[Breach, ...], Field(max_length=64)] = ()
+
+
+REFUSAL_STATUS: dict[str, int] = {
+    "conflict_revision": 409,
+    "blocked_by_revert": 409,
+    "held_by_other": 409,
+    "lease_length": 422,
+    "outside_envelope": 422,
+    "needs_step_model": 422,
+    "malformed": 422,
+    "clock_unreadable": 503,
+}
+
+
+class KnobState(Wire):
+    """One knob; value, boot, min and max are null when it is absent (adaptive_chunk_cap: 0 or 1)."""
+
+    name: Literal[
+        "step_tokens", "chunk_cap_tokens", "adaptive_chunk_cap", "max_partial_prefills", "max_long_partial_prefills",
+        "long_prompt_tokens", "pass_over_max_s", "max_running", "budget_policy", "budget_target_s",
+        "budget_floor_tokens", "pressure_tokens", "pressure_prefills", "order_policy", "aging_s", "ttft_target_s",
+        "prefill_s_per_token",
+    ]  # fmt: skip
+    mode: Literal["live", "restart", "absent"]
+    value: int | float | None = None
+    boot: int | float | None = None
+    min: int | float | None = None
+    max: int | float | None = None
+
+    @model_validator(mode="after")
+    def _whole_or_absent(self) -> "KnobState":
+        known = [part is not None for part in (self.value, self.boot, self.min, self.max)]
+        if any(known) == (self.mode == "absent") or any(known) != all(known):
+            raise ValueError("a knob that is absent has no numbers, any other has all four")
+        if is_count(self.name) and any(isinstance(part, float) for part in (self.value, self.boot, self.min, self.max)):
+            raise ValueError(f"{self.name} counts, so its numbers must be whole")
+        return self
+
+
+class BootEnvelope(Wire):
+    """What was fixed at start: null where the engine does not tell."""
+
+    ceiling_tokens: Tokens
+    max_running: Tokens
+    model_tokens: Tokens | None
+    kv_blocks: Count | None
+    kv_block_tokens: Count | None
+    chunking: bool
+
+
+class LeaseState(Wire):
+    actor: Text
+    reason: Text
+    left_s: Seconds
+    length_s: Seconds
+
+
+class State(Message):
+    """GET /tuning/v1/state. boot_id changes with every start of the engine; step: steps since then."""
+
+    engine: Text
+    engine_version: Text
+    model: Text
+    boot_id: Text
+    now_s: Seconds
+    envelope: BootEnvelope
+    knobs: Annotated[tuple[KnobState, ...], Field(max_length=len(KNOB_NAMES))]
+    revision: Count
+    blocked: bool
+    lease: LeaseState | None
+    step: Count
+
+    @model_validator(mode="after")
+    def _each_knob_once(self) -> "State":
+        names = [knob.name for knob in self.knobs]
+        if len(set(names)) != len(names):
+            raise ValueError("a knob is named twice")
+        return self
+
+    def setting(self) -> Setting:
+        """The setting in force; knobs that are absent keep their defaults. Raises InputError without step_tokens."""
+        values = {knob.name: knob.value for knob in self.knobs if knob.value is not None}
+        if "step_tokens" not in values:
+            raise InputError("the engine tells no step_tokens; its hook is too old or not active")
+        return Setting(**values)  # type: ignore[arg-type]  # names are the Literal above, numbers checked there
+
+
+class Columns(Message):
+    """Rows of a ring buffer by column, each of one length. after: as asked; next: ask with it for what follows;
+    lost: rows after ``after`` that were overwritten before they could be read."""
+
+    boot_id: Text
+    now_s: Seconds
+    after: Annotated[int, Field(ge=-1, le=2**53)]
+    next: Annotated[int, Field(ge=-1, le=2**53)]
+    lost: Count
+
+    def _check_rows(self, key: tuple[int, ...]) -> None:
+        for name, column in self:
+            if isinstance(column, tuple) and name not in ("gap_bounds_s", "gap_over") and len(column) != len(key):
+                raise ValueError(f"column {name} has {len(column)} rows, must have {len(key)}")
+        if any(later <= earlier for earlier, later in pairwise(key)):
+            raise ValueError("rows must ascend")
+        if key and not (key[0] > self.after and key[-1] == self.next):
+            raise ValueError("rows must lie after `after` and end at `next`")
+        if self.next < self.after:
+            raise ValueError("next must not lie before after")
+
+
+class StepColumns(Columns):
+    """GET /tuning/v1/steps. budget_tokens: what the step was allowed; context apart for decodes and prefills."""
+
+    step: Counts
+    start_s: Times
+    duration_s: Times
+    budget_tokens: Counts
+    prefill_tokens: Counts
+    decode_tokens: Counts
+    sequences: Counts
+    prefills: Counts
+    decode_context_tokens: Counts
+    prefill_context_tokens: Counts
+    attention_work: Times
+    partial_prefills: Counts
+    running: Counts
+    waiting: Counts
+    kv_used: Annotated[tuple[Share, ...], Field(max_length=MAX_ROWS)]
+    preemptions: Counts
+    revision: Counts
+
+    @model_validator(mode="after")
+    def _rows(self) -> "StepColumns":
+        self._check_rows(self.step)
+        return self
+
+
+class RequestColumns(Columns):
+    """GET /tuning/v1/requests: finished, failed and aborted requests in the order of their end.
+
+    Null: that instant was not reached. gap_over: for each of gap_bounds_s (ascending) a row of n counts, the
+    request's gaps strictly above that bound.
+    """
+
+    sequence: Counts
+    arrival_s: Times
+    scheduled_s: MaybeTimes
+    ttft_s: MaybeTimes
+    finish_s: MaybeTimes
+    prompt_tokens: Counts
+    cached_tokens: Counts
+    output_tokens: Counts
+    gap_count: Counts
+    longest_gap_s: MaybeTimes
+    preemptions: Counts
+    ended: Annotated[tuple[Literal["finished", "failed", "aborted"], ...], Field(max_length=MAX_ROWS)]
+    gap_bounds_s: Annotated[tuple[Duration, ...], Field(max_length=MAX_GAP_BOUNDS)] = ()
+    gap_over: Annotated[tuple[Counts, ...], Field(max_length=MAX_GAP_BOUNDS)] = ()
+
+    @model_validator(mode="after")
+    def _rows(self) -> "RequestColumns":
+        self._check_rows(self.sequence)
+        if len(self.gap_over) != len(self.gap_bounds_s) or any(len(row) != len(self.sequence) for row in self.gap_over):
+            raise ValueError("gap_over must have a row for each bound and in it a count for each request")
+        if any(later <= earlier for earlier, later in pairwise(self.gap_bounds_s)):
+            raise ValueError("gap_bounds_s must ascend")
+        return self
+
+
+SCHEMAS: tuple[type[Message], ...] = (
+    State, PushRequest, PushAnswer, RevertRequest, ResumeRequest, Refusal, StepColumns, RequestColumns,
+)  # fmt: skip
+
+M = TypeVar("M", bound=Message)
+
+
+def parse(kind: type[M], body: bytes, limit_bytes: int = MAX_BODY_BYTES) -> M:
+    """One message from JSON bytes. Raises InputError, one line naming field and rule, for anything else."""
+    if len(body) > limit_bytes:
+        raise InputError(f"{kind.__name__} is {len(body)} bytes, must be at most {limit_bytes}; send less at once")
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "body"
+        raise InputError(f"{kind.__name__}: {where}: {first['msg']}; see the schema of the tuning protocol") from None
+
+
+def refusal(outcome: LeaseOutcome) -> tuple[int, Refusal]:
+    """HTTP status and body for a refused ``LeaseOutcome``. Raises InputError when it was not refused."""
+    if not outcome.refused:
+        raise InputError(f"outcome {outcome.reason} is not a refusal; answer it with 200")
+    message = MESSAGES[outcome.reason]
+    breaches = tuple(_breach(violation) for violation in outcome.violations[:64])
+    body = Refusal.model_validate(
+        {"code": outcome.reason.value, "revision": outcome.revision, "message": message, "breaches": breaches}
+    )
+    return REFUSAL_STATUS[outcome.reason.value], body
+
+
+MESSAGES: dict[LeaseReason, str] = {
+    LeaseReason.CONFLICT_REVISION: "another revision is in force; read the state and decide again",
+    LeaseReason.BLOCKED_BY_REVERT: "an operator reverted; pushes are blocked until a resume",
+    LeaseReason.HELD_BY_OTHER: "another actor holds the lease; wait for its end or revert it",
+    LeaseReason.LEASE_LENGTH: "the lease is longer than this engine grants; ask for less",
+    LeaseReason.OUTSIDE_ENVELOPE: "outside the boot envelope, see breaches; nothing was changed",
+    LeaseReason.NEEDS_STEP_MODEL: "step_time_target needs the constants of the step model; send them along",
+    LeaseReason.CLOCK_UNREADABLE: "the engine's clock gives no finite time; nothing can be leased on it",
+}
+
+
+def _breach(violation: Violation) -> Breach:
+    value = float(violation.value) if isinstance(violation.value, int | float) else math.nan
+    known = value if math.isfinite(value) else None
+    return Breach(knob=violation.knob[:64], value=known, broken=violation.broken.value, limit=violation.limit)
+
+
+def json_schemas() -> dict[str, dict[str, Any]]:
+    """JSON schema of every whole message, by its name."""
+    return {kind.__name__: kind.model_json_schema() for kind in SCHEMAS}
