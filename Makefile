@@ -62,7 +62,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 fast-tests: $(VENV)/.dev
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n 2
 
 engine-tests: $(VENV)/.engine
 	$(BIN)/pytest -q -m "(engine or slow) and not vllm"

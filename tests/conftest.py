@@ -1,8 +1,9 @@
 """What every test may use, and the promise that a test which needs ../shared/data runs wherever that folder is."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from hypothesis import settings
@@ -10,7 +11,8 @@ from hypothesis import settings
 ROOT = Path(__file__).resolve().parents[1]
 SHARED_DATA = ROOT.parent / "shared" / "data"
 _SHARED_WORDS = ("shared/data", "shared_data")
-_skipped_despite_data = pytest.StashKey[list[str]]()
+
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 # No deadline: the machines that run this are busy, and time is not what a property is about.
 settings.register_profile("default", deadline=None, print_blob=True)
@@ -34,45 +36,24 @@ def vllm_python() -> Path:
     return python
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Start the list of broken promises."""
-    config.stash[_skipped_despite_data] = []
-
-
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Note a test that needs the data and was skipped although the data is there."""
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that needs the data and is skipped although the data is there has failed."""
     report = yield
-    if report.skipped and not hasattr(report, "wasxfail") and SHARED_DATA.is_dir():
-        reason = str(report.longrepr)
-        wants = "shared_data" in getattr(item, "fixturenames", ()) or item.get_closest_marker("shared_data")
-        if wants or any(word in reason for word in _SHARED_WORDS):
-            item.config.stash[_skipped_despite_data].append(f"{item.nodeid}: {reason}")
-    return report
+    marked = "shared_data" in getattr(item, "fixturenames", ()) or item.get_closest_marker("shared_data") is not None
+    return report if hasattr(report, "wasxfail") else _no_skip_beside_the_data(report, marked)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """The same for a whole file that skips itself."""
     report = yield
-    if report.skipped and SHARED_DATA.is_dir() and any(word in str(report.longrepr) for word in _SHARED_WORDS):
-        collector.config.stash[_skipped_despite_data].append(f"{collector.nodeid}: {report.longrepr}")
+    return _no_skip_beside_the_data(report, marked=False)
+
+
+def _no_skip_beside_the_data(report: Report, marked: bool) -> Report:
+    reason = str(report.longrepr)
+    if report.skipped and SHARED_DATA.is_dir() and (marked or any(word in reason for word in _SHARED_WORDS)):
+        report.outcome = "failed"
+        report.longrepr = f"{report.nodeid}: skipped although ../shared/data is there: {reason}"
     return report
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A skipped test that could have run is a failure of the whole run."""
-    if session.config.stash[_skipped_despite_data] and session.exitstatus in (
-        pytest.ExitCode.OK,
-        pytest.ExitCode.NO_TESTS_COLLECTED,
-    ):
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say which."""
-    broken = config.stash[_skipped_despite_data]
-    if broken:
-        terminalreporter.section("FAILED: skipped although ../shared/data is there", red=True)
-        for line in broken:
-            terminalreporter.line(line)
