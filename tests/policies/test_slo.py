@@ -86,8 +86,13 @@ def test_gap_target_allows_exactly_its_share_of_a_requests_own_gaps():
     over = np.array([[1], [2], [10], [11]])
     run = outcomes([0.1] * 4, output=[101, 101, 101, 101], gap_bounds_s=np.array([0.03]), gap_over=over)
     assert good(run, Slo((Target("gap", 0.03, 0.99),))).tolist() == [True, False, False, False]
-    # 0.9 * 100 is not exact in binary; ten of a hundred are still within a tenth.
     assert good(run, Slo((Target("gap", 0.03, 0.9),))).tolist() == [True, True, True, False]
+
+
+def test_a_share_that_is_not_exact_in_binary_is_met_at_its_edge():
+    assert 0.07 * 100 > 7
+    run = outcomes([0.1, 0.1], output=101, gap_bounds_s=np.array([0.03]), gap_over=np.array([[93], [94]]))
+    assert good(run, Slo((Target("gap", 0.03, 0.07),))).tolist() == [True, False]
 
 
 def test_gap_target_for_every_gap_is_the_longest_gap():
@@ -119,6 +124,20 @@ def test_failed_requests_count_as_endless_in_the_run():
     assert all_of_it.margin == math.inf
     assert feasible((half,))
     assert not feasible((half, all_of_it))
+
+
+@pytest.mark.parametrize("metric", ["tpot", "longest_gap", "gap", "e2e"])
+@pytest.mark.parametrize("broken", [{"failed": np.array([False, True])}, {"finish_s": np.array([5.0, NAN])}])
+@pytest.mark.parametrize("output", [11, 1])
+def test_who_never_got_the_end_waits_for_ever_in_every_latency(metric, broken, output):
+    gaps = np.array([10, 10]) if output == 11 else np.array([0, 0])
+    whole = {"gap_values_s": np.array([0.02]), "gap_weights": np.array([float(gaps.sum())]), "gap_count": gaps}
+    run = outcomes([0.1, 0.1], output=output, **whole, **broken)
+    (row,) = margins(run, Slo((Target(metric, 60.0, 1.0),)))
+    assert row.measured_s == math.inf
+    counted = {"gap_bounds_s": np.array([60.0]), "gap_over": np.zeros((2, 1), dtype=int), "gap_count": gaps}
+    (row,) = margins(outcomes([0.1, 0.1], output=output, **counted, **broken), Slo((Target(metric, 60.0, 0.99),)))
+    assert row.margin > 0.0
 
 
 def test_an_unfinished_request_keeps_the_first_token_it_got():
