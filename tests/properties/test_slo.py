@@ -39,6 +39,23 @@ def test_partitioning_agrees_with_a_full_sort(values, q):
     assert quantile(values, q) == ordered[at]
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.full(1000, -5.0),
+        np.full(1000, np.inf),
+        np.r_[np.full(500, -5.0), np.full(500, np.inf)],
+        np.r_[np.arange(999.0), 1e308],
+        np.r_[-1e308, np.arange(998.0), 1e308],
+        np.r_[np.zeros(999), 5e-324],
+        np.r_[np.linspace(0.01, 0.0100001, 990), np.full(10, 1e6)],
+    ],
+)
+def test_crowded_and_extreme_values_are_still_exact(values):
+    for per_mille in (1, 300, 500, 501, 990, 999, 1000):
+        assert quantile(values[::-1], per_mille / 1000) == np.sort(values)[per_mille - 1]
+
+
 def test_infinite_values_stay_infinite_and_nan_is_refused():
     assert quantile([1.0, math.inf], 0.5) == 1.0
     assert quantile([1.0, math.inf], 0.51) == math.inf
