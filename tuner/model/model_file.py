@@ -74,7 +74,7 @@ def read_model_file(path: Path) -> ModelFile:
     what = f"step model {path}"
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise bad_value(f"{what}: size", path.stat().st_size, f"at most {MAX_FILE_BYTES} bytes", "give a model.json")
+            raise bad_value(f"{what}: bytes", path.stat().st_size, f"at most {MAX_FILE_BYTES}", "give a model.json")
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise InputError(f"{what} cannot be read: {error}; give a file written by `rooftune fit --out`") from error

@@ -1,0 +1,118 @@
+"""What is known before the first step: the model's size and the card's bandwidth and arithmetic rate.
+
+A step reads every weight once (floor) and spends two floating-point operations per parameter and token (slope).
+The datasheet never holds in full, so the prior is wide and only leads where the data is silent.
+"""
+
+import math
+from dataclasses import dataclass
+
+from policies.errors import InputError, bad_value
+from policies.step_time import StepModel
+
+PRECISION_BYTES: dict[str, float] = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
+
+
+@dataclass(frozen=True)
+class Card:
+    """One accelerator as its maker states it: memory bandwidth, dense 16-bit and 8-bit FLOP/s, memory size."""
+
+    bandwidth_bytes_per_s: float
+    flops_16bit: float
+    flops_8bit: float
+    memory_bytes: float
+
+
+# Makers' datasheets, dense rates (without structured sparsity).
+CARDS: dict[str, Card] = {
+    "a10": Card(600e9, 125e12, 250e12, 24e9),
+    "a100-40gb": Card(1555e9, 312e12, 624e12, 40e9),
+    "a100-80gb": Card(2039e9, 312e12, 624e12, 80e9),
+    "h100-pcie": Card(2000e9, 756e12, 1513e12, 80e9),
+    "h100-sxm": Card(3350e9, 989e12, 1979e12, 80e9),
+    "h200": Card(4800e9, 989e12, 1979e12, 141e9),
+    "b200": Card(8000e9, 2250e12, 4500e12, 180e9),
+    "l4": Card(300e9, 121e12, 242e12, 24e9),
+    "l40s": Card(864e9, 362e12, 733e12, 48e9),
+    "rtx-4090": Card(1008e9, 165e12, 330e12, 24e9),
+    "rtx-5090": Card(1792e9, 209e12, 419e12, 32e9),
+    "t4": Card(320e9, 65e12, 130e12, 16e9),
+    "mi300x": Card(5300e9, 1307e12, 2615e12, 192e9),
+}
+
+
+@dataclass(frozen=True)
+class StepPrior:
+    """A model and how wide it is meant: standard deviation of the log of each coefficient, inf for no opinion."""
+
+    model: StepModel
+    floor_sd: float = 0.4
+    slope_sd: float = 0.5
+    kv_sd: float = 0.7
+    other_sd: float = 1.5
+
+    def sd_of(self, name: str) -> float:
+        """Spread of the log of a coefficient; inf where the prior holds none (0)."""
+        if getattr(self.model, name) <= 0.0:
+            return math.inf
+        named = {"floor_s": self.floor_sd, "slope_s_per_token": self.slope_sd, "kv_s_per_token": self.kv_sd}
+        return named.get(name, self.other_sd)
+
+
+def card(name: str) -> Card:
+    """A card of the table. Raises InputError that lists the names."""
+    if name not in CARDS:
+        raise InputError(f"card {name!r} is not in the table; give one of {', '.join(sorted(CARDS))}")
+    return CARDS[name]
+
+
+def roofline_prior(
+    parameters: float,
+    weight_bytes: float,
+    bandwidth_bytes_per_s: float,
+    flops: float,
+    *,
+    kv_bytes_per_token: float = 0.0,
+    active_parameters: float | None = None,
+    overhead_s: float = 0.0015,
+) -> StepModel:
+    """Floor, slope and KV price of a model from its size; cards in parallel add their rates before the call.
+
+    parameters: weights read in a step; weight_bytes: bytes of one weight; active_parameters: those that one token
+    uses (mixture of experts), default all; kv_bytes_per_token: KV entries of all layers for one token.
+    Raises InputError when a value is not finite and above 0.
+    """
+    active = parameters if active_parameters is None else active_parameters
+    for what, value in (
+        ("parameters", parameters),
+        ("weight_bytes", weight_bytes),
+        ("bandwidth_bytes_per_s", bandwidth_bytes_per_s),
+        ("flops", flops),
+        ("active_parameters", active),
+    ):
+        if not (math.isfinite(value) and value > 0.0):
+            raise bad_value(what, value, "above 0 and finite", "give the model's and the card's figures")
+    if not (math.isfinite(kv_bytes_per_token) and kv_bytes_per_token >= 0.0):
+        raise bad_value("kv_bytes_per_token", kv_bytes_per_token, "at least 0 and finite", "correct it")
+    return StepModel(
+        overhead_s=overhead_s,
+        sequence_s=0.0,
+        floor_s=parameters * weight_bytes / bandwidth_bytes_per_s,
+        kv_s_per_token=kv_bytes_per_token / bandwidth_bytes_per_s,
+        slope_s_per_token=2.0 * active / flops,
+        attention_s=0.0,
+        sharpness=0.0,
+    )
+
+
+def card_prior(card_name: str, parameters: float, precision: str, cards: int = 1) -> StepPrior:
+    """Prior for a model on ``cards`` cards of one kind. Raises InputError on an unknown card or precision."""
+    if precision not in PRECISION_BYTES:
+        raise bad_value("precision", precision, "one of " + ", ".join(PRECISION_BYTES), "correct it")
+    if not 1 <= cards <= 1024:
+        raise bad_value("cards", cards, "within 1..1024", "correct it")
+    one = card(card_name)
+    flops = one.flops_8bit if precision in ("fp8", "int8") else one.flops_16bit
+    return StepPrior(
+        roofline_prior(parameters, PRECISION_BYTES[precision], cards * one.bandwidth_bytes_per_s, cards * flops)
+    )

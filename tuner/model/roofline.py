@@ -1,0 +1,160 @@
+"""What a fit says: coefficients, intervals, the knee, and in typed codes what the data does not hold."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from policies.errors import RefusedError, bad_value
+from policies.step_time import StepModel, step_time
+from tuner.model.samples import FloatArray, StepSamples
+
+
+class FitCode(StrEnum):
+    """Findings of a fit. The first group ends it (``FitRefused``), the second leaves a model with wide intervals."""
+
+    TOO_FEW_STEPS = "too_few_steps"
+    NO_TOKEN_VARIATION = "no_token_variation"
+    COARSE_CLOCK = "coarse_clock"
+    CONTRADICTORY = "contradictory"
+
+    SLOPE_UNKNOWN = "slope_unknown"
+    FLOOR_UNKNOWN = "floor_unknown"
+    CONTEXT_UNKNOWN = "context_unknown"
+    ATTENTION_UNKNOWN = "attention_unknown"
+    SEQUENCE_UNKNOWN = "sequence_unknown"
+    SHARPNESS_UNKNOWN = "sharpness_unknown"
+    MISFIT = "misfit"
+    PRIOR_USED = "prior_used"
+
+
+REMEDIES: dict[FitCode, str] = {
+    FitCode.TOO_FEW_STEPS: "collect more steps",
+    FitCode.NO_TOKEN_VARIATION: "every step computed about as many tokens: vary the budget or send probe steps",
+    FitCode.COARSE_CLOCK: "measure steps with a clock of microseconds, and check that the column is not a constant",
+    FitCode.CONTRADICTORY: "equal steps took very different times: check for two engines in one file, a busy machine "
+    "or a wrong column",
+    FitCode.SLOPE_UNKNOWN: "no step was seen above the knee: raise the budget for a few long prompts (probe steps), "
+    "or give a hardware prior (--card, --parameters)",
+    FitCode.FLOOR_UNKNOWN: "no step was seen below the knee: let a few small decode-only steps run, "
+    "or give a hardware prior (--card, --parameters)",
+    FitCode.CONTEXT_UNKNOWN: "the context hardly varied apart from the tokens: long conversations show its price",
+    FitCode.ATTENTION_UNKNOWN: "the attention work hardly varied apart from the tokens: long prompts show its price",
+    FitCode.SEQUENCE_UNKNOWN: "the number of requests hardly varied apart from the tokens: mixed steps show its price",
+    FitCode.SHARPNESS_UNKNOWN: "too few steps near the knee to see how sharp it is: probe steps around it",
+    FitCode.MISFIT: "the formula leaves a pattern in the residuals: intervals are widened by it",
+    FitCode.PRIOR_USED: "coefficients lean on the hardware prior where the data is silent",
+}
+
+
+class FitRefused(RefusedError):
+    """No model from these steps. ``code`` says why, the message how to get one."""
+
+    def __init__(self, code: FitCode, detail: str) -> None:
+        super().__init__(f"no step model: {detail} ({code.value}); {REMEDIES[code]}")
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Bounds that hold the truth with at least 90 % (nominal 95 %); ``math.inf`` where nothing bounds it."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.high:
+            raise bad_value("interval", (self.low, self.high), "low <= high", "this is a defect, please report it")
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    @property
+    def bounded(self) -> bool:
+        """Bounded away from 0 and from infinity."""
+        return self.low > 0.0 and math.isfinite(self.high)
+
+
+@dataclass(frozen=True)
+class StepFit:
+    """A fitted model and how far to trust it.
+
+    knee_tokens: None unless the data (or the prior) bounds it on both sides; then ``knee_interval`` holds it.
+    knee_at_context_tokens: the same at ``context_tokens``, the median context of the steps fitted.
+    intervals: coefficient name -> Interval in that coefficient's unit.
+    spread: robust relative spread of the steps about the model (0.1 = 10 %); outliers: share of steps that the
+    fit ignores, 0..1; seen_tokens: smallest and largest computed tokens of a step in the data.
+    """
+
+    model: StepModel
+    knee_tokens: float | None
+    knee_interval: Interval
+    knee_at_context_tokens: float | None
+    knee_at_context_interval: Interval
+    context_tokens: float
+    intervals: Mapping[str, Interval]
+    codes: tuple[FitCode, ...]
+    steps: int
+    spread: float
+    outliers: float
+    seen_tokens: tuple[float, float]
+
+    def bounds(self) -> dict[str, tuple[float, float]]:
+        """Every interval as a plain pair, the knees among them, as model.json holds them."""
+        every = {
+            **self.intervals,
+            "knee_tokens": self.knee_interval,
+            "knee_at_context_tokens": self.knee_at_context_interval,
+        }
+        return {name: (interval.low, interval.high) for name, interval in every.items()}
+
+    def findings(self) -> tuple[str, ...]:
+        """One line for each code: what is not known and how to find out."""
+        return tuple(f"{code.value}: {REMEDIES[code]}" for code in self.codes)
+
+
+def predict(model: StepModel, samples: StepSamples) -> FloatArray:
+    """Step times in seconds that the model gives these steps, shape (n,)."""
+    memory_s = model.floor_s + model.kv_s_per_token * samples.context_tokens
+    compute_s = model.slope_s_per_token * samples.computed_tokens + model.attention_s * samples.attention_work
+    high, low = np.maximum(memory_s, compute_s), np.minimum(memory_s, compute_s)
+    if model.sharpness != 0.0:
+        ratio = np.divide(low, high, out=np.zeros_like(high), where=high > 0.0)
+        high = high * (1.0 + ratio**model.sharpness) ** (1.0 / model.sharpness)
+    total: FloatArray = model.overhead_s + model.sequence_s * samples.sequences + high
+    return total
+
+
+def mape(model: StepModel, samples: StepSamples) -> float:
+    """Mean absolute error of the predicted durations as a fraction of the measured ones."""
+    return float(abs(predict(model, samples) / samples.duration_s - 1.0).mean())
+
+
+def budget_for_step_time(
+    model: StepModel, target_s: float, sequences: float = 0.0, context_tokens: float = 0.0, context_before: float = 0.0
+) -> int:
+    """Largest computed tokens whose step stays within ``target_s``; 0 when no step does.
+
+    The tokens count as one prefill chunk behind ``context_before`` computed tokens.
+    target_s: above 0 and finite. Raises InputError when no number of tokens exceeds the target.
+    """
+    if not (math.isfinite(target_s) and target_s > 0.0):
+        raise bad_value("step-time target", target_s, "above 0 s and finite", "give seconds, such as 0.03")
+
+    def fits(tokens: int) -> bool:
+        work = tokens * (context_before + 0.5 * tokens)
+        return step_time(model, tokens, sequences, context_tokens, work) <= target_s
+
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while fits(high):
+        if high > 1 << 40:
+            raise bad_value("step-time target", target_s, "exceeded by some step", "the slope is 0: fit the model anew")
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -1,0 +1,155 @@
+"""The step-sample file: its schema, version, reader and writer; CSV or JSON lines, plain or gzip.
+
+    # rooftune-steps 1
+    duration_s,prefill_tokens,decode_tokens,sequences,context_decode_tokens,context_prefill_tokens,attention_work
+    0.0121,0,8,8,9120,0,0
+
+JSON lines hold the same names as keys, after a first object {"format": "rooftune-steps", "version": 1}. The
+steps of a vLLM sweep (``dur_ms``, ``decode``, ``prefill`` ...) are told by their head and translated here:
+milliseconds become seconds at this border and nowhere else.
+"""
+
+import csv
+import gzip
+import io
+import json
+import math
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from policies.errors import InputError
+from tuner.model.samples import COLUMNS, StepSamples
+
+FORMAT = "rooftune-steps"
+VERSION = 1
+MAX_TEXT_BYTES = 256 * 1024 * 1024
+_MARKER = f"# {FORMAT} {VERSION}"
+_SWEEP_COLUMNS = ("dur_ms", "prefill", "decode", "prefill_reqs", "ctx_decode", "ctx_prefill", "att")
+
+
+def read_steps(path: str | Path) -> StepSamples:
+    """Samples of a step file. Raises InputError naming file, line, column and value."""
+    where = str(path)
+    text = _read_text(Path(path), where)
+    if text.lstrip().startswith("{"):
+        return _checked(_json_rows(text, where), where)
+    return _parse_csv(text, where)
+
+
+def write_steps(path: str | Path, samples: StepSamples) -> None:
+    """Write the CSV form (gzip when the name ends in .gz). Raises InputError when the path cannot be written."""
+    rows = np.stack([getattr(samples, name) for name in COLUMNS], axis=1)
+    lines = [_MARKER, ",".join(COLUMNS), *(",".join(f"{value:.12g}" for value in row) for row in rows)]
+    data = ("\n".join(lines) + "\n").encode()
+    try:
+        Path(path).write_bytes(gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error}; give a writable path") from error
+
+
+def _read_text(path: Path, where: str) -> str:
+    try:
+        with path.open("rb") as stream:
+            zipped = stream.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if zipped else path.open("rb") as source:
+            data = source.read(MAX_TEXT_BYTES + 1)
+        text = data.decode("utf-8-sig")
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"cannot read steps {where}: {error}; check the path") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where} is not text (byte {error.start}); give CSV or JSON lines") from error
+    if len(data) > MAX_TEXT_BYTES:
+        raise InputError(f"{where} holds more than {MAX_TEXT_BYTES} bytes; cut a window out of it")
+    if not text.strip():
+        raise InputError(f"{where} is empty; give a file with at least one step")
+    return text
+
+
+def _parse_csv(text: str, where: str) -> StepSamples:
+    lines = csv.reader(io.StringIO(text))
+    try:
+        head = next(lines)
+        if head and head[0].startswith("#"):
+            if ",".join(head).strip() != _MARKER:
+                raise InputError(f"{where} line 1: {head[0]!r} is no marker; write '{_MARKER}' or drop the line")
+            head = next(lines)
+        names = [name.strip() for name in head]
+        sweep = "dur_ms" in names
+        wanted = _SWEEP_COLUMNS if sweep else COLUMNS
+        missing = [name for name in wanted if name not in names]
+        if missing:
+            raise InputError(f"{where}: column {missing[0]!r} is missing; the columns are {', '.join(wanted)}")
+        if not sweep and len(names) != len(COLUMNS):
+            extra = [name for name in names if name not in COLUMNS] or names
+            raise InputError(f"{where}: column {extra[0]!r} is unknown or double; keep {', '.join(COLUMNS)}")
+        places = [names.index(name) for name in wanted]
+        rows = list(_csv_rows(lines, wanted, places, len(names), where))
+    except StopIteration:
+        raise InputError(f"{where} has no head line; the columns are {', '.join(COLUMNS)}") from None
+    except csv.Error as error:
+        raise InputError(f"{where} is not CSV: {error}; write one step a line") from error
+    return _from_sweep(rows, where) if sweep else _checked(rows, where)
+
+
+def _csv_rows(
+    lines: Iterator[list[str]], wanted: tuple[str, ...], places: list[int], width: int, where: str
+) -> Iterator[list[float]]:
+    for number, line in enumerate(lines, start=2):
+        if not line:
+            continue
+        if len(line) != width:
+            raise InputError(f"{where}, row {number}: {len(line)} cells, must be {width}; the file may be cut off")
+        yield [
+            _number(line[place], f"{where}, row {number}, column {name}")
+            for place, name in zip(places, wanted, strict=True)
+        ]
+
+
+def _json_rows(text: str, where: str) -> list[list[float]]:
+    rows: list[list[float]] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            item = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise InputError(f"{where} line {number} is not JSON: {error}; write one object a line") from error
+        if isinstance(item, dict) and "format" in item and not rows:
+            if item != {"format": FORMAT, "version": VERSION}:
+                raise InputError(f"{where} line {number}: format must be {FORMAT!r} and version {VERSION}")
+            continue
+        if not isinstance(item, dict) or set(item) != set(COLUMNS):
+            raise InputError(f"{where} line {number}: keys must be exactly {', '.join(COLUMNS)}")
+        rows.append([_number(item[name], f"{where} line {number}, {name}") for name in COLUMNS])
+    return rows
+
+
+def _number(value: object, what: str) -> float:
+    try:
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ValueError
+        number = float(value)
+    except (ValueError, OverflowError):
+        raise InputError(f"{what}: {str(value)[:40]!r} is not a number; correct the cell") from None
+    if not math.isfinite(number):
+        raise InputError(f"{what}: {number} is not finite; drop the step (missing is not zero)")
+    return number
+
+
+def _checked(rows: list[list[float]], where: str) -> StepSamples:
+    if not rows:
+        raise InputError(f"{where} holds no steps; give a file with at least one")
+    table = np.array(rows, dtype=np.float64)
+    try:
+        return StepSamples(*(table[:, place] for place in range(len(COLUMNS))))
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def _from_sweep(rows: list[list[float]], where: str) -> StepSamples:
+    """Columns of ``_SWEEP_COLUMNS`` to ours; a decoding request computes one token a step."""
+    ours = [[ms / 1000.0, p, d, d + chunks, cd, cp, work] for ms, p, d, chunks, cd, cp, work in rows]
+    return _checked(ours, where)
