@@ -128,7 +128,8 @@ class _Book:
         return seen
 
     def _decodes(self, request: int) -> bool:
-        return self.known[request] > max(self.computed[request], int(self.requests[request]["prompt_tokens"]))
+        prompt_tokens: int = self.requests[request]["prompt_tokens"]
+        return self.known[request] > max(self.computed[request], prompt_tokens)
 
     def _hit(self, request: int, hit: int) -> set[str]:
         """What kind of prefix hit an admission had."""
