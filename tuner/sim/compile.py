@@ -74,22 +74,35 @@ def compiled(function: Callable[..., Any], *, cache: bool = True) -> Callable[..
             cache = False
         if cache:
             numba.config.CACHE_DIR = str(folder)
-    twin: Callable[..., Any] = _compile(function, cache, {})
+    twin: Callable[..., Any] = numba.njit(_rebound(function, {}), cache=cache, nogil=True, error_model="numpy")
     return twin
 
 
-def _compile(function: types.FunctionType, cache: bool, done: dict[int, Any]) -> Any:
-    if id(function) in done:
-        return done[id(function)]
+def _rebound(function: types.FunctionType, done: dict[int, Any]) -> types.FunctionType:
+    """A copy of ``function`` whose globals name the compiled helpers."""
     names = dict(function.__globals__)
     for global_name in function.__code__.co_names:
         value = names.get(global_name)
         if _is_ours(value) and value is not function:
-            names[global_name] = _compile(value, cache, done)  # type: ignore[arg-type]  # _is_ours narrowed it
+            names[global_name] = _helper(value, done)  # type: ignore[arg-type]  # _is_ours narrowed it
     copy = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     copy.__module__ = function.__module__
     copy.__qualname__ = function.__qualname__
-    # Policies only read and write arrays that others own: without reference counts a call is many times cheaper.
-    options = {"_nrt": False} if function.__module__.startswith("policies") else {}
-    done[id(function)] = numba.njit(copy, cache=cache, nogil=True, error_model="numpy", **options)
+    return copy
+
+
+def _helper(function: types.FunctionType, done: dict[int, Any]) -> Any:
+    """A compiled helper: linked into its caller, so it needs neither a cache file nor a way in from Python."""
+    if id(function) not in done:
+        # A helper that makes no array only touches arrays that others own: without reference counts a call is
+        # many times cheaper.
+        counted = "empty" in function.__code__.co_names or "_room" in "".join(function.__code__.co_names)
+        done[id(function)] = numba.njit(
+            _rebound(function, done),
+            nogil=True,
+            error_model="numpy",
+            no_cpython_wrapper=True,
+            no_cfunc_wrapper=True,
+            _nrt=counted,
+        )
     return done[id(function)]

@@ -7,6 +7,8 @@ so there is no numerical rule to bound. A stretch ends at an arrival that could 
 setting, a finish, and before KV blocks could run out.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from policies.kv import blocks_for, fits, grow, release
@@ -18,6 +20,7 @@ from policies.request import (
     FINISHED,
     FIXED_BUDGET,
     FREE_BLOCKS,
+    HELD,
     HIT,
     KNOWN,
     OUTPUT,
@@ -60,6 +63,21 @@ CACHE_HIT_TOKENS = 8
 TOTALS = 12
 
 
+class Run(NamedTuple):
+    """What a replay writes, and what it counts.
+
+    times: (n, TIMES), NaN before. gap_over: (n, bounds), gaps of a request above each of gap_bounds_s.
+    over: (bounds,) scratch. totals: (TOTALS,). pool_blocks: (1,) KV blocks of the pool.
+    """
+
+    times: FloatArray
+    gap_over: IntArray
+    gap_bounds_s: FloatArray
+    over: IntArray
+    totals: IntArray
+    pool_blocks: IntArray
+
+
 def setting_from_row(row: FloatArray) -> Setting:
     """A Setting from one row of floats in field order (how a schedule of changes enters compiled code)."""
     return Setting(
@@ -89,8 +107,9 @@ def _room(values: FloatArray, weights: IntArray, used: int, more: int) -> tuple[
         return values, weights
     size = 2 * len(values) + more
     wider_values, wider_weights = np.empty(size, np.float64), np.empty(size, np.int64)
-    wider_values[:used] = values[:used]
-    wider_weights[:used] = weights[:used]
+    for index in range(used):  # a loop, because slices cost numba seconds to compile
+        wider_values[index] = values[index]
+        wider_weights[index] = weights[index]
     return wider_values, wider_weights
 
 
@@ -145,39 +164,180 @@ def _stretch_steps(boot: Boot, state: State) -> int:
     return int(most)
 
 
+def _context_of(state: State) -> float:
+    """KV entries that one token for every running request reads."""
+    context = 0.0
+    for index in range(state.counters[RUNNING_COUNT]):
+        context += state.requests[state.running[index], COMPUTED]
+    return context
+
+
+def _run_stretch(
+    boot: Boot,
+    model: StepModel,
+    state: State,
+    run: Run,
+    gap_values: FloatArray,
+    gap_weights: IntArray,
+    most: int,
+    start: float,
+    wake_s: float,
+) -> tuple[float, int]:
+    """Run up to ``most`` decode-only steps until ``wake_s``; returns the end (s) and the steps run."""
+    requests, times, totals = state.requests, run.times, run.totals
+    bounds, over = len(run.gap_bounds_s), run.over
+    count = state.counters[RUNNING_COUNT]
+    size = float(count)
+    context = _context_of(state)
+    first_end = start + step_time(model, size, size, context, 0.0)
+    now = first_end
+    longest = 0.0
+    for bound in range(bounds):
+        over[bound] = 0
+    first_row = totals[GAP_ROWS]
+    gaps = first_row + 1
+    steps = 1
+    while steps < most and now < wake_s:
+        before = now
+        context += size
+        now += step_time(model, size, size, context, 0.0)
+        gap = now - before
+        gap_values[gaps] = gap
+        gap_weights[gaps] = count
+        gaps += 1
+        if gap > longest:
+            longest = gap
+        for bound in range(bounds):
+            if gap > run.gap_bounds_s[bound]:
+                over[bound] += 1
+        steps += 1
+    # The first gap of a request may have begun before this stretch; all later ones are alike for everybody.
+    regular = 0
+    for index in range(count):
+        request = state.running[index]
+        gap = first_end - times[request, LAST_TOKEN_S]
+        if times[request, LAST_TOKEN_S] == start:
+            regular += 1
+        else:
+            gap_values[gaps] = gap
+            gap_weights[gaps] = 1
+            gaps += 1
+        for bound in range(bounds):
+            if gap > run.gap_bounds_s[bound]:
+                run.gap_over[request, bound] += over[bound] + 1
+            else:
+                run.gap_over[request, bound] += over[bound]
+        if longest > gap:
+            gap = longest
+        if gap > times[request, LONGEST_GAP_S]:
+            times[request, LONGEST_GAP_S] = gap
+        times[request, LAST_TOKEN_S] = now
+        requests[request, COMPUTED] += steps
+        requests[request, KNOWN] += steps
+        if requests[request, COMPUTED] > requests[request, HELD] * boot.block_tokens:
+            grow(state, boot, request, requests[request, COMPUTED])
+    gap_values[first_row] = first_end - start
+    gap_weights[first_row] = regular
+    state.counters[STEP] += steps
+    totals[GAP_ROWS] = gaps
+    totals[STEPS] += steps
+    totals[SKIPPED_STEPS] += steps
+    totals[COMPUTED_TOKENS] += steps * count
+    return now, steps
+
+
+def _finish_stretch(boot: Boot, state: State, run: Run, now: float) -> int:
+    """Finish the running requests that have all their output; returns how many."""
+    kept, finished = 0, 0
+    for index in range(state.counters[RUNNING_COUNT]):
+        request = state.running[index]
+        if state.requests[request, KNOWN] - state.requests[request, PROMPT] >= state.requests[request, OUTPUT]:
+            state.requests[request, STATUS] = FINISHED
+            run.times[request, FINISH_S] = now
+            release(state, boot, request)
+            finished += 1
+        else:
+            state.running[kept] = request
+            kept += 1
+    state.counters[RUNNING_COUNT] = kept
+    return finished
+
+
+def _book_step(state: State, run: Run, gap_values: FloatArray, gap_weights: IntArray, start: float, now: float) -> None:
+    """Write down what the planned step, run from ``start`` to ``now``, gave to whom."""
+    requests, times, totals = state.requests, run.times, run.totals
+    gaps = totals[GAP_ROWS]
+    regular = 0
+    for index in range(state.counters[PLANNED_COUNT]):
+        request = state.planned[index, 0]
+        totals[COMPUTED_TOKENS] += state.planned[index, 1]
+        if np.isnan(times[request, SCHEDULED_S]):
+            times[request, SCHEDULED_S] = start
+            totals[CACHE_HIT_TOKENS] += requests[request, HIT]
+        known, prompt = requests[request, KNOWN], requests[request, PROMPT]
+        if requests[request, COMPUTED] < known:
+            continue
+        if known == prompt:
+            times[request, FIRST_TOKEN_S] = now
+            times[request, LONGEST_GAP_S] = 0.0
+        else:
+            gap = now - times[request, LAST_TOKEN_S]
+            if times[request, LAST_TOKEN_S] == start:
+                regular += 1
+            else:
+                gap_values[gaps] = gap
+                gap_weights[gaps] = 1
+                gaps += 1
+            if gap > times[request, LONGEST_GAP_S]:
+                times[request, LONGEST_GAP_S] = gap
+            for bound in range(len(run.gap_bounds_s)):
+                if gap > run.gap_bounds_s[bound]:
+                    run.gap_over[request, bound] += 1
+        times[request, LAST_TOKEN_S] = now
+        if known + 1 - prompt >= requests[request, OUTPUT]:
+            times[request, FINISH_S] = now
+    if regular > 0:
+        gap_values[gaps] = now - start
+        gap_weights[gaps] = regular
+        gaps += 1
+    totals[GAP_ROWS] = gaps
+    totals[STEPS] += 1
+    totals[PREEMPTED] += state.counters[PREEMPTED_COUNT]
+
+
+def _arrive(boot: Boot, state: State, run: Run, request: int) -> int:
+    """Queue an arrival; one that can never fit the pool is refused (returns 1)."""
+    row = state.requests[request]
+    if blocks_for(row[PROMPT] + row[OUTPUT] - 1, boot.block_tokens) > run.pool_blocks[0]:
+        row[STATUS] = FINISHED
+        run.totals[REFUSED] += 1
+        return 1
+    append_waiting(state, request)
+    return 0
+
+
 def replay(
-    arrival_s: FloatArray,
     settings: FloatArray,
     changes_s: FloatArray,
     boot: Boot,
     model: StepModel,
     state: State,
-    pool_blocks: int,
-    gap_bounds_s: FloatArray,
+    run: Run,
     skip: int,
     keep_log: int,
     max_steps: int,
-    times: FloatArray,
-    gap_over: IntArray,
-    totals: IntArray,
 ) -> tuple[FloatArray, IntArray, IntArray, FloatArray]:
     """Replay all requests of ``state`` (rows in order of arrival); returns gap values, weights, the log and its times.
 
     settings: (m, fields of Setting); row i holds from the first step that starts at or after changes_s[i].
-    times: (n, TIMES) out, NaN before. gap_over: (n, bounds) out, gaps of a request above each bound.
-    totals: (TOTALS,) out. The log has one row (step, request, tokens) for everything planned when
-    keep_log is 1, and the times hold each step's end. A request that can never fit is refused on arrival.
+    The log has one row (step, request, tokens) for everything planned when keep_log is 1, and the times hold each
+    step's end. skip 0 plans every step. A request that can never fit is refused on arrival.
     """
-    requests, counters = state.requests, state.counters
-    total, bounds = len(arrival_s), len(gap_bounds_s)
+    counters, totals, arrival_s = state.counters, run.totals, state.arrival_s
+    total = len(arrival_s)
     gap_values, gap_weights = np.empty(4096, np.float64), np.empty(4096, np.int64)
-    log, log_times = np.empty((64 if keep_log else 0, 3), np.int64), np.empty(64 if keep_log else 0, np.float64)
-    over = np.zeros(bounds, np.int64)
-    gaps = 0
-    logged = 0
-    arrived = 0
-    finished = 0
-    change = 0
+    log, log_times = np.empty((64, 3), np.int64), np.empty(64, np.float64)
+    arrived, finished, change = 0, 0, 0
     now = 0.0
     setting = setting_from_row(settings[0])
     while finished < total and totals[STEPS] < max_steps:
@@ -185,18 +345,14 @@ def replay(
             change += 1
             setting = setting_from_row(settings[change])
         while arrived < total and arrival_s[arrived] <= now:
-            row = requests[arrived]
-            if blocks_for(row[PROMPT] + row[OUTPUT] - 1, boot.block_tokens) > pool_blocks:
-                row[STATUS] = FINISHED
-                totals[REFUSED] += 1
-                finished += 1
-            else:
-                append_waiting(state, arrived)
+            finished += _arrive(boot, state, run, arrived)
             arrived += 1
+        next_change_s = changes_s[change + 1] if change + 1 < len(changes_s) else np.inf
+        next_arrival_s = arrival_s[arrived] if arrived < total else np.inf
         if counters[RUNNING_COUNT] == 0 and counters[WAITING_COUNT] == 0:
             if arrived >= total:
                 break
-            now = arrival_s[arrived]
+            now = next_arrival_s
             continue
         start = now
         most = 0
@@ -205,165 +361,90 @@ def replay(
         if most > 0:
             arrange_running(setting, state)
             count = counters[RUNNING_COUNT]
-            context = 0.0
-            for index in range(count):
-                context += requests[state.running[index], COMPUTED]
-            # A full house does not care about arrivals, anybody else looks up at the next one.
-            wake_s = np.inf
-            if arrived < total and not counters[WAITING_COUNT] > 0:
-                if count < setting.max_running:
-                    wake_s = arrival_s[arrived]
-            if change + 1 < len(changes_s) and changes_s[change + 1] < wake_s:
-                wake_s = changes_s[change + 1]
-            gap_values, gap_weights = _room(gap_values, gap_weights, gaps, most + count)
-            now += step_time(model, float(count), float(count), context, 0.0)
-            first_end = now
-            longest = 0.0
-            over[:] = 0
-            steps = 1
-            first_row = gaps
-            gaps += 1
-            while steps < most and now < wake_s:
-                before = now
-                context += count
-                now += step_time(model, float(count), float(count), context, 0.0)
-                gap = now - before
-                gap_values[gaps] = gap
-                gap_weights[gaps] = count
-                gaps += 1
-                if gap > longest:
-                    longest = gap
-                for bound in range(bounds):
-                    if gap > gap_bounds_s[bound]:
-                        over[bound] += 1
-                steps += 1
-            regular = 0
-            done = 0
-            for index in range(count):
-                request = state.running[index]
-                row = requests[request]
-                gap = first_end - times[request, LAST_TOKEN_S]
-                if times[request, LAST_TOKEN_S] == start:
-                    regular += 1
-                else:
-                    gap_values[gaps] = gap
-                    gap_weights[gaps] = 1
-                    gaps += 1
-                for bound in range(bounds):
-                    gap_over[request, bound] += over[bound]
-                    if gap > gap_bounds_s[bound]:
-                        gap_over[request, bound] += 1
-                if longest > gap:
-                    gap = longest
-                if gap > times[request, LONGEST_GAP_S]:
-                    times[request, LONGEST_GAP_S] = gap
-                times[request, LAST_TOKEN_S] = now
-                row[COMPUTED] += steps
-                row[KNOWN] += steps
-                grow(state, boot, request, row[COMPUTED])
-                if row[KNOWN] - row[PROMPT] >= row[OUTPUT]:
-                    done += 1
-            gap_values[first_row] = first_end - start
-            gap_weights[first_row] = regular
+            # Only a free place with nobody in line makes an arrival matter.
+            wake_s = next_change_s
+            if counters[WAITING_COUNT] == 0 and count < setting.max_running:
+                wake_s = min(next_change_s, next_arrival_s)
+            gap_values, gap_weights = _room(gap_values, gap_weights, totals[GAP_ROWS], most + count)
             if keep_log != 0:
-                moment = start
-                context -= count * (steps - 1.0)
-                for step in range(steps):
-                    moment += step_time(model, float(count), float(count), context + step * count, 0.0)
-                    for index in range(count):
-                        log, log_times = _log_room(log, log_times, logged)
-                        log[logged, 0] = totals[STEPS] + step
-                        log[logged, 1] = state.running[index]
-                        log[logged, 2] = 1
-                        log_times[logged] = moment
-                        logged += 1
-            counters[STEP] += steps
-            totals[STEPS] += steps
-            totals[SKIPPED_STEPS] += steps
-            totals[COMPUTED_TOKENS] += steps * count
-            if done > 0:
-                kept = 0
-                for index in range(count):
-                    request = state.running[index]
-                    row = requests[request]
-                    if row[KNOWN] - row[PROMPT] >= row[OUTPUT]:
-                        row[STATUS] = FINISHED
-                        times[request, FINISH_S] = now
-                        release(state, boot, request)
-                        finished += 1
-                    else:
-                        state.running[kept] = request
-                        kept += 1
-                counters[RUNNING_COUNT] = kept
+                context = _context_of(state)
+            now, steps = _run_stretch(boot, model, state, run, gap_values, gap_weights, most, start, wake_s)
+            if keep_log != 0:
+                log, log_times = _log_stretch(model, state, run, log, log_times, steps, start, context)
+            if steps == most:
+                finished += _finish_stretch(boot, state, run, now)
             continue
         planned = plan_step(setting, boot, model, state, now)
-        totals[PREEMPTED] += counters[PREEMPTED_COUNT]
         if planned == 0:
-            if counters[RUNNING_COUNT] > 0 and counters[PREEMPTED_COUNT] > 0:
+            if counters[PREEMPTED_COUNT] > 0:
+                totals[PREEMPTED] += counters[PREEMPTED_COUNT]
                 continue  # a preemption made room: plan again at once
-            if arrived >= total and change + 1 >= len(changes_s):
+            now = min(next_change_s, next_arrival_s)
+            if now == np.inf:
                 totals[STALLED] = 1
                 break
-            wake_s = np.inf
-            if arrived < total:
-                wake_s = arrival_s[arrived]
-            if change + 1 < len(changes_s) and changes_s[change + 1] < wake_s:
-                wake_s = changes_s[change + 1]
-            now = wake_s
             continue
         now += _planned_time(model, state)
-        totals[STEPS] += 1
-        gap_values, gap_weights = _room(gap_values, gap_weights, gaps, planned + 1)
-        regular = 0
-        for index in range(planned):
-            request = state.planned[index, 0]
-            row = requests[request]
-            if np.isnan(times[request, SCHEDULED_S]):
-                times[request, SCHEDULED_S] = start
-                totals[CACHE_HIT_TOKENS] += row[HIT]
-            totals[COMPUTED_TOKENS] += state.planned[index, 1]
-            if keep_log != 0:
-                log, log_times = _log_room(log, log_times, logged)
-                log[logged, 0] = totals[STEPS] - 1
-                log[logged, 1] = request
-                log[logged, 2] = state.planned[index, 1]
-                log_times[logged] = now
-                logged += 1
-            if row[COMPUTED] < row[KNOWN]:
-                continue
-            if row[KNOWN] == row[PROMPT]:
-                times[request, FIRST_TOKEN_S] = now
-                times[request, LONGEST_GAP_S] = 0.0
-            else:
-                gap = now - times[request, LAST_TOKEN_S]
-                if times[request, LAST_TOKEN_S] == start:
-                    regular += 1
-                else:
-                    gap_values[gaps] = gap
-                    gap_weights[gaps] = 1
-                    gaps += 1
-                if gap > times[request, LONGEST_GAP_S]:
-                    times[request, LONGEST_GAP_S] = gap
-                for bound in range(bounds):
-                    if gap > gap_bounds_s[bound]:
-                        gap_over[request, bound] += 1
-            times[request, LAST_TOKEN_S] = now
-            if row[KNOWN] + 1 - row[PROMPT] >= row[OUTPUT]:
-                times[request, FINISH_S] = now
-        if regular > 0:
-            gap_values[gaps] = now - start
-            gap_weights[gaps] = regular
-            gaps += 1
+        gap_values, gap_weights = _room(gap_values, gap_weights, totals[GAP_ROWS], planned + 1)
+        _book_step(state, run, gap_values, gap_weights, start, now)
+        if keep_log != 0:
+            log, log_times = _log_step(state, run, log, log_times, now)
         finished += finish_step(boot, state)
-    totals[GAP_ROWS] = gaps
-    totals[LOG_ROWS] = logged
-    return gap_values[:gaps], gap_weights[:gaps], log[:logged], log_times[:logged]
+    return (
+        gap_values[: totals[GAP_ROWS]],
+        gap_weights[: totals[GAP_ROWS]],
+        log[: totals[LOG_ROWS]],
+        log_times[: totals[LOG_ROWS]],
+    )
+
+
+def _log_step(state: State, run: Run, log: IntArray, log_times: FloatArray, now: float) -> tuple[IntArray, FloatArray]:
+    """Append the planned step, which is already counted."""
+    for index in range(state.counters[PLANNED_COUNT]):
+        log, log_times = _log_room(log, log_times, run.totals[LOG_ROWS])
+        row = run.totals[LOG_ROWS]
+        log[row, 0] = run.totals[STEPS] - 1
+        log[row, 1] = state.planned[index, 0]
+        log[row, 2] = state.planned[index, 1]
+        log_times[row] = now
+        run.totals[LOG_ROWS] += 1
+    return log, log_times
+
+
+def _log_stretch(
+    model: StepModel,
+    state: State,
+    run: Run,
+    log: IntArray,
+    log_times: FloatArray,
+    steps: int,
+    start: float,
+    context: float,
+) -> tuple[IntArray, FloatArray]:
+    """Append the steps of a stretch, which are already counted; ``context`` as it was at ``start``."""
+    size = float(state.counters[RUNNING_COUNT])
+    now = start
+    for step in range(steps):
+        now += step_time(model, size, size, context, 0.0)
+        context += size
+        for index in range(state.counters[RUNNING_COUNT]):
+            log, log_times = _log_room(log, log_times, run.totals[LOG_ROWS])
+            row = run.totals[LOG_ROWS]
+            log[row, 0] = run.totals[STEPS] - steps + step
+            log[row, 1] = state.running[index]
+            log[row, 2] = 1
+            log_times[row] = now
+            run.totals[LOG_ROWS] += 1
+    return log, log_times
 
 
 def _log_room(log: IntArray, log_times: FloatArray, used: int) -> tuple[IntArray, FloatArray]:
+    """The log with room for one more row."""
     if used < len(log):
         return log, log_times
-    wider, wider_times = np.empty((2 * len(log), 3), np.int64), np.empty(2 * len(log), np.float64)
-    wider[:used] = log[:used]
-    wider_times[:used] = log_times[:used]
+    wider, wider_times = np.empty((2 * used, 3), np.int64), np.empty(2 * used, np.float64)
+    for index in range(used):
+        wider_times[index] = log_times[index]
+        for column in range(3):
+            wider[index, column] = log[index, column]
     return wider, wider_times

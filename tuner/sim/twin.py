@@ -148,21 +148,16 @@ def run_prepared(
     times = np.full((n, kernel.TIMES), np.nan)
     gap_over = np.zeros((n, len(bounds)), dtype=np.int64)
     totals = np.zeros(kernel.TOTALS, dtype=np.int64)
+    run = kernel.Run(
+        times=times,
+        gap_over=gap_over,
+        gap_bounds_s=bounds,
+        over=np.zeros(len(bounds), dtype=np.int64),
+        totals=totals,
+        pool_blocks=np.array([engine.kv_blocks], dtype=np.int64),
+    )
     values, weights, log, log_times = replay(
-        traffic.arrival_s,
-        rows,
-        at_s,
-        engine.boot,
-        model,
-        state,
-        engine.kv_blocks,
-        bounds,
-        int(skip),
-        int(keep_log),
-        max_steps,
-        times,
-        gap_over,
-        totals,
+        rows, at_s, engine.boot, model, state, run, int(skip), int(keep_log), max_steps
     )
     preemptions = state.requests[:, PREEMPTIONS].copy()
     return RunResult.from_arrays(
