@@ -70,6 +70,8 @@ def plan_step(setting: Setting, boot: Boot, model: StepModel, state: State, now_
                 first_prefill = request
     first_computed = state.requests[first_prefill, COMPUTED] if first_prefill >= 0 else 0
     budget = step_budget(setting, boot, model, decodes, context, partials + counters[WAITING_COUNT], first_computed)
+    if boot.keep_decodes_moving != 0:
+        budget = effective_budget(budget, boot.ceiling_tokens, decodes)
     counters[BUDGET] = budget
     cap = _chunk_cap(setting, boot, counters[RUNNING_COUNT] + counters[WAITING_COUNT])
     if setting.order_policy == FCFS:
@@ -106,8 +108,19 @@ def finish_step(boot: Boot, state: State) -> int:
     return finished
 
 
+def effective_budget(budget: int, ceiling_tokens: int, decodes: int) -> int:
+    """One half of the rule that keeps decodes moving: a budget lowered below the decodes at hand carries them all.
+
+    They were admitted under a larger budget, so the step stays below that one while they drain. Never above the
+    boot ceiling. Used by engine, hook and twin alike.
+    """
+    if budget >= decodes:
+        return budget
+    return decodes if decodes < ceiling_tokens else ceiling_tokens
+
+
 def effective_chunk_cap(cap: int, left: int, decodes_behind: int) -> int:
-    """The rule that keeps decodes moving: a prefill leaves a token for every decode served behind it.
+    """The other half: a running prefill leaves a token for every decode served behind it.
 
     min(cap or infinity, tokens left in this step - decodes behind); used by engine, hook and twin alike.
     """

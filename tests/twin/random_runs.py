@@ -78,8 +78,8 @@ def make_setting(pick: Pick, least_tokens: int, ceiling_tokens: int, most_runnin
         budget_floor_tokens=pick([0, 8, 16]),
         pressure_tokens=pick([1, 16, 64]),
         pressure_prefills=pick([1, 2]),
-        order_policy=pick([0, 0, 1, 2]),
-        aging_s=pick([10.0, 0.05, 0.2, 0.0]),
+        order_policy=pick([0, 1, 2]),
+        aging_s=pick([10.0, 0.03, 0.1, 0.0]),
         ttft_target_s=pick([0.05, 2.0]),
         prefill_s_per_token=4e-4,
     )

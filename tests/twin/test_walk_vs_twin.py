@@ -1,0 +1,123 @@
+"""The compiled twin is the plain walk, only faster: same plans, same instants, same gaps, whatever the run."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import event, given, settings
+
+from tests.properties.watch import Watch
+from tests.twin.random_runs import Run, runs
+from tuner.sim import walk as walk_module
+from tuner.sim.result import RunResult
+from tuner.sim.twin import simulate
+from tuner.sim.walk import walk
+
+GAP_BOUNDS_S = (0.03, 0.0096)
+
+# Feature -> least runs in which it must have taken effect, or the comparison has not covered it.
+FEATURES = {
+    "stretches skipped": 40,
+    "preemption": 5,
+    "resumed after preemption": 5,
+    "prefix hit": 10,
+    "block shared": 10,
+    "chunk cap binds": 20,
+    "adaptive cap above the cap": 2,
+    "lone request past the cap": 3,
+    "held back by a cap": 4,
+    "passed over": 3,
+    "passing-over ended": 1,
+    "sequence cap full": 10,
+    "order other than arrival": 5,
+    "aged before the others": 1,
+    "budget policy 1 binds": 10,
+    "budget policy 2 binds": 10,
+    "refused": 1,
+    "stalled": 1,
+    "changed in mid-run": 20,
+    "reserve_whole_prompt off": 50,
+    "chunking off": 20,
+    "contents on": 50,
+    "contents off": 50,
+    "hard maximum": 20,
+    "soft maximum": 50,
+}
+
+
+def assert_same(one: RunResult, other: RunResult) -> None:
+    """Identical plans and counts; instants within 1e-9 relative; the same gaps as often."""
+    assert np.array_equal(one.log, other.log)
+    for label in ("scheduled_s", "first_token_s", "finish_s", "longest_gap_s"):
+        np.testing.assert_allclose(
+            getattr(one.outcomes, label), getattr(other.outcomes, label), rtol=1e-9, atol=0.0, err_msg=label
+        )
+    np.testing.assert_allclose(one.log_times_s, other.log_times_s, rtol=1e-9, atol=0.0)
+    for label in ("gap_count", "gap_over", "failed", "gap_bounds_s"):
+        assert np.array_equal(getattr(one.outcomes, label), getattr(other.outcomes, label)), label
+    assert np.array_equal(one.preemptions, other.preemptions)
+    # A gap is a difference of instants, so its error counts against the instants.
+    np.testing.assert_allclose(all_gaps_s(one), all_gaps_s(other), rtol=1e-9, atol=1e-9 * one.span_s)
+    totals = ("steps", "computed_tokens", "cache_hit_tokens", "preempted", "refused", "stalled")
+    assert [getattr(one, label) for label in totals] == [getattr(other, label) for label in totals]
+    assert one.span_s == pytest.approx(other.span_s, rel=1e-9)
+
+
+def all_gaps_s(result: RunResult) -> np.ndarray:
+    """Every single gap of a run, ascending."""
+    return np.sort(np.repeat(result.outcomes.gap_values_s, result.outcomes.gap_weights.astype(np.int64)))
+
+
+def compare(run: Run, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Walk, twin and twin without skipping, all three the same; returns the features that took effect."""
+    watch = Watch()
+    monkeypatch.setattr(walk_module, "plan_step", watch)
+    arguments = (run.traffic, run.engine, run.setting, run.model)
+    slow = walk(*arguments, changes=run.changes, gap_bounds_s=GAP_BOUNDS_S)
+    fast = simulate(*arguments, changes=run.changes, gap_bounds_s=GAP_BOUNDS_S, keep_log=True)
+    stepwise = simulate(*arguments, changes=run.changes, gap_bounds_s=GAP_BOUNDS_S, keep_log=True, skip=False)
+    assert_same(slow, fast)
+    assert_same(stepwise, fast)
+    assert stepwise.skipped_steps == 0
+    boot = run.engine.boot
+    facts = {
+        "stretches skipped": fast.skipped_steps > 0,
+        "refused": slow.refused > 0,
+        "stalled": slow.stalled,
+        "changed in mid-run": any(0.0 < change.at_s < slow.span_s for change in run.changes),
+        "reserve_whole_prompt off": boot.reserve_whole_prompt == 0,
+        "chunking off": boot.chunking == 0,
+        "contents on": boot.contents == 1,
+        "contents off": boot.contents == 0,
+        "hard maximum": run.model.sharpness == 0.0,
+        "soft maximum": run.model.sharpness > 0.0,
+    }
+    return {name for name, count in watch.seen.items() if count} | {name for name, holds in facts.items() if holds}
+
+
+def assert_agree(monkeypatch: pytest.MonkeyPatch, examples: int) -> Counter[str]:
+    total: Counter[str] = Counter()
+
+    @settings(max_examples=examples, deadline=None)
+    @given(runs())
+    def agree(run: Run) -> None:
+        features = compare(run, monkeypatch)
+        for feature in sorted(features):
+            event(feature)
+        total.update(features)
+
+    agree()
+    return total
+
+
+def test_walk_and_compiled_twin_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    total = assert_agree(monkeypatch, 200)
+    rare = {name: total[name] for name, least in FEATURES.items() if total[name] < least}
+    assert not rare, f"too rare to count as compared: {rare}"
+
+
+@pytest.mark.slow
+def test_walk_and_compiled_twin_agree_on_many_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    total = assert_agree(monkeypatch, 4000)
+    rare = {name: total[name] for name, least in FEATURES.items() if total[name] < 5 * least}
+    assert not rare, f"too rare to count as compared: {rare}"
