@@ -1,0 +1,84 @@
+"""Progress on standard error: one rewritten line on a terminal, a few lines elsewhere, nothing when quiet."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+import numpy as np
+
+from policies.request import Boot, Setting
+from policies.step_time import StepModel
+from tuner.sim import kernel
+from tuner.sim.compile import cache_root, sources_hash
+from tuner.sim.engine import Engine
+from tuner.sim.twin import simulate
+from tuner.sim.workload import Traffic
+
+COMPILING = "compiling the twin (first run only, cached) ..."
+_SPARSE_STEPS = 4
+
+
+class Progress:
+    """Call it with (stage, done, total). Lines on ``stream``; ``close`` ends a rewritten line."""
+
+    def __init__(self, stream: TextIO, quiet: bool) -> None:
+        self._stream = stream
+        self._quiet = quiet
+        self._rewrites = stream.isatty()
+        self._width = 0
+        self._said: tuple[str, int] = ("", -1)
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if self._quiet:
+            return
+        text = f"{stage} {done:,}/{total:,}" if total > 1 else stage
+        if self._rewrites:
+            self._stream.write("\r" + text.ljust(self._width))
+            self._stream.flush()
+            self._width = len(text)
+            return
+        part = (stage, done * _SPARSE_STEPS // max(total, 1))
+        if part != self._said:
+            self._said = part
+            self.say(text)
+
+    def say(self, text: str) -> None:
+        """A whole line, whatever kind of stream it is."""
+        if self._quiet:
+            return
+        self.close()
+        print(text, file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Wipe the rewritten line, so that what follows starts at the left."""
+        if self._width:
+            self._stream.write("\r" + " " * self._width + "\r")
+            self._stream.flush()
+            self._width = 0
+
+
+@contextmanager
+def progress_to_stderr(quiet: bool) -> Iterator[Progress]:
+    """A ``Progress`` on standard error that always leaves a clean line behind."""
+    progress = Progress(sys.stderr, quiet)
+    try:
+        yield progress
+    finally:
+        progress.close()
+
+
+def twin_is_compiled() -> bool:
+    """Whether machine code of exactly these sources lies in the cache."""
+    folder = cache_root() / f"twin-{sources_hash(kernel.replay)}"  # type: ignore[arg-type]
+    return any(folder.rglob("*.nbc"))
+
+
+def warm_twin(progress: Progress) -> None:
+    """Compile the twin, or load it, before the work that is timed and counted; says so when it compiles."""
+    if not twin_is_compiled():
+        progress.say(COMPILING)
+    one = np.ones(1, dtype=np.int64)
+    traffic = Traffic(np.zeros(1), one, one, np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
+    engine = Engine(Boot(64, 16, 1, 1, 0, 0), kv_blocks=8, sequence_ceiling=8)
+    simulate(traffic, engine, Setting(64, max_running=8), StepModel(1e-3, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))

@@ -1,0 +1,105 @@
+"""``rooftune recommend``: the setting with the most goodput under the targets, and a report."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from policies.commands import Command
+from policies.errors import InfeasibleError
+from tuner.cli.engine_flags import add_current_flags, add_engine_flags, read_current, read_engine
+from tuner.cli.progress import progress_to_stderr, warm_twin
+from tuner.cli.target_flags import add_target_flags, read_slo
+from tuner.cli.traffic_flags import add_model_flag, add_traffic_flags, read_model, read_traffic
+from tuner.cli.values import parse_count
+from tuner.record import RunRecord
+from tuner.report.build import engine_part, run_record, traffic_part
+from tuner.report.folder import record_text, report_folder, write_report
+from tuner.report.summary import summary
+from tuner.search.recommend import recommend
+from tuner.sim.files import shown_path
+
+TRIALS = 200
+_EXAMPLE = """example:
+  rooftune recommend --traffic trace.csv --rate-scale 1.8 --step-model 8b-2tbs \\
+      --ttft-p99 2s --gap-p99 30ms --out report/
+
+exit codes: 0 done, 1 nothing meets every target (the report is written all the same), 2 usage or input,
+3 a file system did not answer"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``recommend``."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EXAMPLE
+    add_traffic_flags(parser)
+    add_model_flag(parser)
+    add_target_flags(parser)
+    add_engine_flags(parser)
+    add_current_flags(parser)
+    search = parser.add_argument_group("search and output")
+    search.add_argument("--trials", metavar="N", help=f"settings that the search tries (default {TRIALS})")
+    search.add_argument("--seed", metavar="N", help="same seed, same search (default 0)")
+    search.add_argument("--out", metavar="DIR", help="write index.html, report.md and report.json there")
+    search.add_argument("--json", action="store_true", help="print the record (report.json) and nothing else")
+    search.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Search, print, write. Raises InputError before the long work; 1 when nothing meets every target."""
+    trials = TRIALS if args.trials is None else parse_count(args.trials, "--trials", high=100_000)
+    seed = 0 if args.seed is None else parse_count(args.seed, "--seed", low=0, high=2**32 - 1)
+    slo, profile = read_slo(args)
+    model, model_part = read_model(args)
+    traffic, changes = read_traffic(args)
+    engine, traffic, caching, sources = read_engine(args, traffic)
+    current, current_source = read_current(args, engine)
+    with _folder(args.out) as folder:
+        with progress_to_stderr(args.quiet) as progress:
+            warm_twin(progress)
+            found = recommend(traffic, engine, model, slo, current=current, trials=trials, seed=seed, progress=progress)
+        record = run_record(
+            found,
+            slo,
+            traffic=traffic_part(traffic, changes),
+            step_model=model_part,
+            engine=engine_part(engine, caching, sources),
+            current_source=current_source,
+            profile=profile,
+            made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            made_by=_version(),
+        )
+        written = () if folder is None else write_report(record, folder)
+    _print(record, written, args.json)
+    return InfeasibleError.exit_code if record.verdict == "infeasible" else 0
+
+
+def _version() -> str:
+    try:
+        return version("rooftune")
+    except PackageNotFoundError:  # run from a checkout that nobody installed
+        return "(not installed)"
+
+
+@contextmanager
+def _folder(out: str | None) -> Iterator[Path | None]:
+    if out is None:
+        yield None
+        return
+    with report_folder(Path(out)) as folder:
+        yield folder
+
+
+def _print(record: RunRecord, written: tuple[Path, ...], as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(record_text(record))
+        return
+    print(summary(record))
+    if written:
+        print(f"  report   {', '.join(shown_path(path) for path in reversed(written))}")
+
+
+COMMAND = Command("recommend", "find the setting with the most goodput under your targets", add_arguments, run)

@@ -1,0 +1,105 @@
+"""``rooftune sweep``: replay traffic under every budget and chunk cap of a grid."""
+
+import argparse
+import sys
+
+from policies.commands import Command
+from policies.errors import InputError
+from policies.request import Setting
+from tuner.cli.engine_flags import MAX_ENGINE_TOKENS, add_engine_flags, read_engine
+from tuner.cli.progress import progress_to_stderr, warm_twin
+from tuner.cli.target_flags import add_target_flags, read_slo
+from tuner.cli.traffic_flags import add_model_flag, add_traffic_flags, read_model, read_traffic
+from tuner.cli.values import parse_count
+from tuner.report.build import engine_part, traffic_part
+from tuner.report.replays import many_settings, record_line, replay_record, table_text, what_was_replayed
+from tuner.search.evaluation import Role
+from tuner.search.objective import evaluate
+from tuner.sim.engine import check_setting
+
+BUDGETS = "256:2048:128,4096,8192"
+MOST_SETTINGS = 100_000
+_EXAMPLE = """example:
+  rooftune sweep --traffic trace.csv --step-model 8b-2tbs --budgets 256:1024:64,2048 --caps 0,64,128 \\
+      --ttft-p99 2s --gap-p99 30ms
+
+LIST is values and ranges FIRST:LAST:STEP, LAST included when a step meets it."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``sweep``."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EXAMPLE
+    add_traffic_flags(parser)
+    add_model_flag(parser)
+    grid = parser.add_argument_group("grid")
+    grid.add_argument("--budgets", metavar="LIST", help=f"token budgets (default {BUDGETS}, up to the ceiling)")
+    grid.add_argument("--caps", metavar="LIST", default="0", help="chunk caps, 0 = none (default 0)")
+    add_target_flags(parser)
+    add_engine_flags(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object with a row a setting, nothing else")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def parse_counts(text: str, what: str, *, low: int) -> list[int]:
+    """``256:1024:64,2048`` -> ascending, each once. Raises InputError."""
+    found: set[int] = set()
+    for part in text.split(","):
+        numbers = part.split(":")
+        if len(numbers) == 1:
+            found.add(parse_count(part, what, low=low, high=MAX_ENGINE_TOKENS))
+            continue
+        if len(numbers) != 3:
+            raise InputError(f"{what} has {part!r}, must be a number or FIRST:LAST:STEP; write 256:1024:64")
+        first, last = (parse_count(number, what, low=low, high=MAX_ENGINE_TOKENS) for number in numbers[:2])
+        step = parse_count(numbers[2], f"step of {what}", high=MAX_ENGINE_TOKENS)
+        if last < first or (last - first) // step >= MOST_SETTINGS:
+            raise InputError(f"{what} has {part!r}, must ascend in at most {MOST_SETTINGS} steps; correct it")
+        found.update(range(first, last + 1, step))
+    return sorted(found)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay the grid and print it. Raises InputError before the first replay."""
+    slo, _ = read_slo(args)
+    budgets = parse_counts(args.budgets or BUDGETS, "--budgets", low=1)
+    caps = parse_counts(args.caps, "--caps", low=0)
+    if len(budgets) * len(caps) > MOST_SETTINGS:
+        raise InputError(f"the grid has {len(budgets) * len(caps)} settings, must be at most {MOST_SETTINGS}; thin it")
+    model, model_part = read_model(args)
+    traffic, changes = read_traffic(args)
+    engine, traffic, caching, sources = read_engine(args, traffic)
+    if args.budgets is None:
+        # The default list is ours, so it bends to the engine; a list that was given does not.
+        budgets = [b for b in budgets if engine.sequence_ceiling <= b <= engine.boot.ceiling_tokens] or [
+            engine.boot.ceiling_tokens
+        ]
+    grid = [
+        Setting(step_tokens=budget, chunk_cap_tokens=cap, max_running=engine.sequence_ceiling)
+        for cap in caps
+        for budget in budgets
+    ]
+    for setting in grid:
+        check_setting(setting, engine)
+    rows = []
+    with progress_to_stderr(args.quiet) as progress:
+        warm_twin(progress)
+        for done, setting in enumerate(grid, 1):
+            rows.append(evaluate(traffic, engine, setting, model, slo, Role.SWEEP)[0])
+            progress("sweep", done, len(grid))
+    record = replay_record(
+        rows,
+        slo,
+        traffic=traffic_part(traffic, changes),
+        step_model=model_part,
+        engine=engine_part(engine, caching, sources),
+    )
+    if args.json:
+        sys.stdout.write(record_line(record))
+        return 0
+    table = many_settings(record)
+    print(f"{what_was_replayed(record)}\n\n{table_text(table)}\n\n{table.note}")
+    return 0
+
+
+COMMAND = Command("sweep", "replay traffic under a grid of budgets and chunk caps", add_arguments, run)

@@ -1,0 +1,234 @@
+"""``RunRecord``: everything that one recommendation came to, as plain values, in one JSON file with a version.
+
+Reports are made from a record alone, so a record is also what a later report, another tool or a colleague reads.
+Loading is strict: an unknown key, a missing one, another version or a value out of range is one clear line.
+
+Numbers are in the unit that stands in their name. A latency that never came is the text ``"inf"`` (JSON has no
+infinity), one without samples is null; neither is ever 0.
+"""
+
+import math
+from typing import Annotated, Final, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+
+from policies.errors import InputError
+
+SCHEMA: Final = "rooftune.run-record"
+VERSION: Final = 1
+
+Source = Literal["measured", "simulated", "assumed", "given"]
+SOURCES: tuple[str, ...] = get_args(Source)
+Verdict = Literal["change", "keep", "infeasible"]
+
+Seconds = Annotated[float, Field(ge=0)] | Literal["inf"] | None
+Number = float | Literal["inf"] | None
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=0)]
+Some = Annotated[int, Field(ge=1)]
+Words = Annotated[str, Field(max_length=2000)]
+
+
+def plain(value: float) -> Number:
+    """A number for the record: at most nine digits, ``"inf"`` for infinity, None for NaN (no samples)."""
+    if math.isnan(value):
+        return None
+    if math.isinf(value):
+        return "inf"
+    return float(f"{value:.9g}")
+
+
+class Part(BaseModel):
+    """Frozen, strict, and nothing that is not named."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class TrafficPart(Part):
+    """The requests that were replayed. changes: what was done to the file's times, in words."""
+
+    name: Words
+    changes: tuple[Words, ...]
+    requests: Some
+    span_s: Annotated[float, Field(ge=0)]
+    prompt_p50_tokens: Some
+    prompt_p99_tokens: Some
+    prompt_max_tokens: Some
+    output_p50_tokens: Some
+    output_p99_tokens: Some
+    output_max_tokens: Some
+    prompt_share_cached: Share | None
+    tenants: Some
+    source: Source
+
+
+class StepModelPart(Part):
+    """The step-time model. knee_tokens: at zero context; "inf" when nothing grows with the tokens."""
+
+    name: Words
+    source: Source
+    origin: Words
+    coefficients: dict[str, float]
+    knee_tokens: Number
+    codes: tuple[Words, ...] = ()
+    errors: dict[str, float] = {}
+
+
+class EnginePart(Part):
+    """What the twin was told of the engine; sources: for each of these values, where it came from."""
+
+    ceiling_tokens: Some
+    kv_tokens: Some
+    block_tokens: Some
+    max_seqs: Some
+    prefix_caching: bool
+    decodes_kept_moving: bool
+    sources: dict[str, Source]
+
+
+class TargetPart(Part):
+    """At least share ``quantile`` of ``metric`` within ``bound_s``; applies_to: which requests, in words."""
+
+    metric: Words
+    quantile: Annotated[float, Field(gt=0, le=1)]
+    bound_s: Annotated[float, Field(gt=0)]
+    applies_to: Words
+
+
+class MarginPart(Part):
+    """One target over a run, in the order of ``RunRecord.targets``: met when margin <= 0, null without samples."""
+
+    measured_s: Seconds
+    margin: Number
+    samples: Count
+
+
+class TrialPart(Part):
+    """One setting replayed on the twin. setting: budget, chunk cap, sequence cap and whatever is not at its default."""
+
+    role: Words
+    setting: dict[str, int | float]
+    margins: tuple[MarginPart, ...]
+    feasible: bool
+    attainment: Share | None
+    goodput_rps: Annotated[float, Field(ge=0)] | None
+    tokens_per_s: Annotated[float, Field(ge=0)] | None
+    violation: Annotated[float, Field(ge=0)] | Literal["inf"] | None
+    ttft_p50_s: Seconds
+    ttft_p95_s: Seconds
+    ttft_p99_s: Seconds
+    gap_p50_s: Seconds
+    gap_p99_s: Seconds
+    longest_gap_p99_s: Seconds
+    tpot_p95_s: Seconds
+    longest_wait_s: Seconds
+    simulated_steps: Count
+    preempted: Count
+    refused: Count
+
+
+class GroupFigures(Part):
+    """Requests of one group under one setting."""
+
+    attainment: Share
+    ttft_p50_s: Seconds
+    ttft_p99_s: Seconds
+    longest_gap_p99_s: Seconds
+
+
+class GroupPart(Part):
+    """Before and after for one group of requests; dimension: by what they were grouped."""
+
+    dimension: Words
+    group: Words
+    requests: Some
+    current: GroupFigures
+    best: GroupFigures
+
+
+class SearchPart(Part):
+    """What the search cost. random_*: the random search that was given as many simulated steps."""
+
+    sampler: Words
+    seed: Count
+    trials: Count
+    simulated_steps: Count
+    random_trials: Count
+    random_simulated_steps: Count
+
+
+class RunRecord(Part):
+    """One recommendation. made_at: UTC, ISO 8601. noise: half-width of the 90 % interval of the change in attainment.
+
+    current_source: whether the setting in force was given or assumed (the engine's default). binding: index into
+    ``targets`` of the target that limits the outcome. twin_error: relative error of the twin's quantiles against
+    measured ones by name; empty when the twin has not been compared with the engine.
+    """
+
+    schema_name: Literal["rooftune.run-record"] = Field(alias="schema")
+    version: Literal[1]
+    made_at: Words
+    made_by: Words
+    verdict: Verdict
+    objective: Literal["goodput", "tokens_per_s"]
+    profile: Words | None
+    targets: tuple[TargetPart, ...]
+    traffic: TrafficPart
+    step_model: StepModelPart
+    engine: EnginePart
+    current: TrialPart
+    current_source: Source
+    best: TrialPart
+    random_best: TrialPart
+    noise: Share | None
+    binding: Count | None
+    search: SearchPart
+    trials: tuple[TrialPart, ...]
+    groups: tuple[GroupPart, ...]
+    twin_error: dict[str, float]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "RunRecord":
+        if self.binding is not None and self.binding >= len(self.targets):
+            raise ValueError(f"binding is {self.binding}, must be below the number of targets {len(self.targets)}")
+        for trial in (self.current, self.best, self.random_best, *self.trials):
+            if len(trial.margins) != len(self.targets):
+                raise ValueError(f"a trial has {len(trial.margins)} margins, must be {len(self.targets)}, one a target")
+            if "step_tokens" not in trial.setting:
+                raise ValueError("a trial's setting lacks step_tokens")
+        return self
+
+    def values(self) -> dict[str, JsonValue]:
+        """The record as JSON values, keys in the order of this page."""
+        values: dict[str, JsonValue] = self.model_dump(mode="json", by_alias=True)
+        return values
+
+
+def record_from_json(text: str, where: str) -> RunRecord:
+    """Load a record; ``where`` names it in messages. Raises InputError: one line with key, value and bound."""
+    try:
+        return RunRecord.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(str(step) for step in first["loc"]) or "the file"
+        raise InputError(
+            f"{where}: {place}: {first['msg']}; give a report.json that this release of rooftune wrote"
+        ) from None
+
+
+class ReplayRecord(Part):
+    """What ``simulate`` (one row) and ``sweep`` print with ``--json``: the same traffic under each setting."""
+
+    schema_name: Literal["rooftune.replays"] = Field(alias="schema")
+    version: Literal[1]
+    objective: Literal["goodput", "tokens_per_s"]
+    targets: tuple[TargetPart, ...]
+    traffic: TrafficPart
+    step_model: StepModelPart
+    engine: EnginePart
+    rows: tuple[TrialPart, ...]
+
+    def values(self) -> dict[str, JsonValue]:
+        """The record as JSON values, keys in the order of this page."""
+        values: dict[str, JsonValue] = self.model_dump(mode="json", by_alias=True)
+        return values

@@ -1,0 +1,222 @@
+"""From what the search returns to a ``RunRecord``: the only place where its values become plain ones."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from policies.request import Setting
+from policies.slo import Condition, MarginRow, Slo
+from policies.step_time import StepModel, knee_tokens
+from tuner.record import (
+    SCHEMA,
+    VERSION,
+    EnginePart,
+    MarginPart,
+    RunRecord,
+    SearchPart,
+    Share,
+    Source,
+    StepModelPart,
+    TargetPart,
+    TrafficPart,
+    TrialPart,
+    plain,
+)
+from tuner.report.groups import group_parts
+from tuner.search.evaluation import Evaluation, Recommendation, Role
+from tuner.sim.engine import Engine
+from tuner.sim.workload import Traffic
+
+_ALWAYS_SHOWN = ("step_tokens", "chunk_cap_tokens", "max_running")
+
+
+def setting_values(setting: Setting) -> dict[str, int | float]:
+    """Budget, chunk cap and sequence cap, then whatever is not at its default."""
+    standard = Setting._field_defaults
+    return {
+        name: value for name, value in setting._asdict().items() if name in _ALWAYS_SHOWN or value != standard.get(name)
+    }
+
+
+def traffic_part(traffic: Traffic, changes: Sequence[str]) -> TrafficPart:
+    """The shape of the traffic as it was replayed; ``changes``: what was done to the file's times."""
+    prompt = np.quantile(traffic.prompt_tokens, [0.5, 0.99, 1.0], method="inverted_cdf")
+    output = np.quantile(traffic.output_tokens, [0.5, 0.99, 1.0], method="inverted_cdf")
+    cached: Share | None = float(f"{traffic.cached_tokens.sum() / traffic.prompt_tokens.sum():.9g}")
+    if len(traffic.prefix_offsets):
+        cached = None  # found out by the replay, not stated by the file
+    return TrafficPart(
+        name=traffic.name,
+        changes=tuple(changes),
+        requests=len(traffic),
+        span_s=float(f"{traffic.span_s:.9g}"),
+        prompt_p50_tokens=int(prompt[0]),
+        prompt_p99_tokens=int(prompt[1]),
+        prompt_max_tokens=int(prompt[2]),
+        output_p50_tokens=int(output[0]),
+        output_p99_tokens=int(output[1]),
+        output_max_tokens=int(output[2]),
+        prompt_share_cached=cached,
+        tenants=len(traffic.tenant_names),
+        source="given",
+    )
+
+
+def step_model_part(
+    name: str,
+    model: StepModel,
+    source: Source,
+    origin: str,
+    codes: Sequence[str] = (),
+    errors: dict[str, float] | None = None,
+) -> StepModelPart:
+    """source: assumed for a named constant set, measured for a fitted file; origin: where from, in words."""
+    return StepModelPart(
+        name=name,
+        source=source,
+        origin=origin,
+        coefficients=dict(model._asdict()),
+        knee_tokens=plain(knee_tokens(model)),
+        codes=tuple(codes),
+        errors=errors or {},
+    )
+
+
+def engine_part(engine: Engine, prefix_caching: bool, sources: dict[str, Source]) -> EnginePart:
+    """What the twin was told; ``sources`` by the names of the fields."""
+    return EnginePart(
+        ceiling_tokens=engine.boot.ceiling_tokens,
+        kv_tokens=engine.kv_blocks * engine.boot.block_tokens,
+        block_tokens=engine.boot.block_tokens,
+        max_seqs=engine.sequence_ceiling,
+        prefix_caching=prefix_caching,
+        decodes_kept_moving=engine.boot.keep_decodes_moving == 1,
+        sources=sources,
+    )
+
+
+def condition_words(when: Condition) -> str:
+    """``prompts of at least 8,000 tokens, tenant gold``."""
+    words = []
+    for low, high, what in (
+        (when.min_prompt_tokens, when.max_prompt_tokens, "prompts"),
+        (when.min_output_tokens, when.max_output_tokens, "outputs"),
+    ):
+        if low is not None and high is not None:
+            words.append(f"{what} of {low:,} to {high:,} tokens")
+        elif low is not None:
+            words.append(f"{what} of at least {low:,} tokens")
+        elif high is not None:
+            words.append(f"{what} of at most {high:,} tokens")
+    if when.tenant is not None:
+        words.append(f"tenant {when.tenant}")
+    if when.cached is not None:
+        words.append("prefix found in the cache" if when.cached else "no prefix in the cache")
+    return ", ".join(words)
+
+
+def target_parts(slo: Slo) -> tuple[TargetPart, ...]:
+    """Every target, in the order of the margins."""
+    return tuple(
+        TargetPart(
+            metric=target.metric,
+            quantile=target.quantile,
+            bound_s=target.bound_s,
+            applies_to="all requests" if index is None else condition_words(slo.overrides[index].when),
+        )
+        for target, index in slo.all_targets()
+    )
+
+
+def margin_parts(rows: Sequence[MarginRow]) -> tuple[MarginPart, ...]:
+    """Margins as plain values."""
+    return tuple(
+        MarginPart(measured_s=plain(row.measured_s), margin=plain(row.margin), samples=row.samples) for row in rows
+    )
+
+
+def _finite(value: float) -> float | None:
+    shown = plain(value)
+    return shown if isinstance(shown, float) else None
+
+
+def trial_part(evaluation: Evaluation) -> TrialPart:
+    """One replayed setting as plain values."""
+    e = evaluation
+    return TrialPart(
+        role=e.role.value,
+        setting=setting_values(e.setting),
+        margins=margin_parts(e.margins),
+        feasible=e.feasible,
+        attainment=_finite(e.attainment),
+        goodput_rps=_finite(e.goodput_rps),
+        tokens_per_s=_finite(e.tokens_per_s),
+        violation=plain(e.violation),
+        ttft_p50_s=plain(e.ttft_p50_s),
+        ttft_p95_s=plain(e.ttft_p95_s),
+        ttft_p99_s=plain(e.ttft_p99_s),
+        gap_p50_s=plain(e.gap_p50_s),
+        gap_p99_s=plain(e.gap_p99_s),
+        longest_gap_p99_s=plain(e.longest_gap_p99_s),
+        tpot_p95_s=plain(e.tpot_p95_s),
+        longest_wait_s=plain(e.longest_wait_s),
+        simulated_steps=e.simulated_steps,
+        preempted=e.preempted,
+        refused=e.refused,
+    )
+
+
+def _binding(slo: Slo, row: MarginRow | None) -> int | None:
+    if row is None:
+        return None
+    return slo.all_targets().index((row.target, row.override_index))
+
+
+def _search_part(found: Recommendation) -> SearchPart:
+    random = [e for e in found.evaluations if e.role is Role.RANDOM]
+    return SearchPart(
+        sampler=found.sampler,
+        seed=found.seed,
+        trials=found.trials,
+        simulated_steps=found.simulated_steps,
+        random_trials=len(random),
+        random_simulated_steps=sum(e.simulated_steps for e in random),
+    )
+
+
+def run_record(
+    found: Recommendation,
+    slo: Slo,
+    *,
+    traffic: TrafficPart,
+    step_model: StepModelPart,
+    engine: EnginePart,
+    current_source: Source,
+    profile: str | None,
+    made_at: str,
+    made_by: str,
+) -> RunRecord:
+    """The record of one recommendation. made_at: UTC, ISO 8601, from the caller's clock."""
+    return RunRecord(
+        schema=SCHEMA,
+        version=VERSION,
+        made_at=made_at,
+        made_by=made_by,
+        verdict=found.verdict.value,
+        objective=slo.objective,
+        profile=profile,
+        targets=target_parts(slo),
+        traffic=traffic,
+        step_model=step_model,
+        engine=engine,
+        current=trial_part(found.current),
+        current_source=current_source,
+        best=trial_part(found.best),
+        random_best=trial_part(found.random_best),
+        noise=_finite(found.noise),
+        binding=_binding(slo, found.binding_target),
+        search=_search_part(found),
+        trials=tuple(trial_part(evaluation) for evaluation in found.evaluations),
+        groups=group_parts(found.current_result.outcomes, found.best_result.outcomes, slo),
+        twin_error={},
+    )

@@ -1,0 +1,237 @@
+"""The report's plots, each from a record alone."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from policies.step_time import StepModel, step_time
+from tuner.record import Number, RunRecord, TrialPart
+from tuner.report import words
+from tuner.report.svg import Axis, Plot, Point
+
+ENDLESS_FACTOR = 3.0  # a latency that never came is drawn above the largest one that did
+COLOURS = ("t0", "t1", "t2", "t3", "t4", "t5")
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One figure: svg; caption in plain words; legend of (style, words)."""
+
+    title: str
+    svg: str
+    caption: str
+    legend: tuple[tuple[str, str], ...] = ()
+
+
+def charts(record: RunRecord) -> tuple[Chart, ...]:
+    """Every plot that the record has data for."""
+    found = (step_curve(record), good_against_budget(record), tails_against_budget(record), ttft_against_gap(record))
+    return tuple(chart for chart in (*found, budget_and_cap(record)) if chart is not None)
+
+
+def _budget(trial: TrialPart) -> float:
+    return float(trial.setting["step_tokens"])
+
+
+def _cap(trial: TrialPart) -> float:
+    return float(trial.setting.get("chunk_cap_tokens", 0))
+
+
+def sweep_of(record: RunRecord) -> list[TrialPart]:
+    """The budget sweep, ascending."""
+    return sorted((trial for trial in record.trials if trial.role == "sweep"), key=_budget)
+
+
+def _number(value: Number) -> float | None:
+    return value if isinstance(value, (int, float)) else None
+
+
+def _budget_axis(values: Iterable[float]) -> Axis:
+    kept = list(values)
+    low, high = min(kept), max(kept)
+    return Axis("token budget (tokens per step)", low / 1.1, high * 1.1, "log2", words.count)
+
+
+def _marks(plot: Plot, record: RunRecord) -> None:
+    before, after = _budget(record.current), _budget(record.best)
+    if before == after:
+        plot.upright(before, "current", f"in force {words.count(before)}")
+        return
+    plot.upright(before, "current", f"in force {words.count(before)}")
+    plot.upright(after, "best", f"recommended {words.count(after)}", row=1)
+
+
+def _feasible_range(plot: Plot, sweep: Sequence[TrialPart]) -> str:
+    """Shade each run of feasible budgets; say it in words."""
+    said = []
+    run: list[float] = []
+    for trial in [*sweep, None]:
+        if trial is not None and trial.feasible:
+            run.append(_budget(trial))
+        elif run:
+            plot.band(run[0], run[-1], "feasible")
+            said.append(words.count(run[0]) if len(run) == 1 else f"{words.count(run[0])} to {words.count(run[-1])}")
+            run = []
+    if not said:
+        return "Without a chunk cap, no budget of the sweep meets every target."
+    return f"Shaded: budgets that meet every target without a chunk cap ({'; '.join(said)} tokens)."
+
+
+def good_against_budget(record: RunRecord) -> Chart | None:
+    """Share of good requests over the sweep."""
+    sweep = [trial for trial in sweep_of(record) if trial.attainment is not None]
+    if len(sweep) < 2:
+        return None
+    budgets = [_budget(trial) for trial in (*sweep, record.current, record.best)]
+    axis = Axis("good requests (%)", 0.0, 1.0, show=lambda value: f"{value * 100:g}")
+    title = "Good requests against the token budget"
+    n = words.count(record.traffic.requests)
+    plot = Plot(title, f"Share of {n} requests that meet every target, by budget.", _budget_axis(budgets), axis)
+    said = _feasible_range(plot, sweep)
+    _marks(plot, record)
+    points = [(_budget(trial), trial.attainment or 0.0) for trial in sweep]
+    plot.line(points, "t0")
+    plot.dots(points, "t0", 2.5)
+    if record.best.attainment is not None:
+        plot.dots([(_budget(record.best), record.best.attainment)], "best", 6.0)
+    if record.current.attainment is not None:
+        plot.dots([(_budget(record.current), record.current.attainment)], "current", 6.0)
+    caption = f"{said} Simulated, {n} requests a point, no chunk cap; the two large dots have their own chunk cap."
+    legend = (("t0", "budget alone"), ("best", "recommended"), ("current", "in force"))
+    return Chart(title, plot.render("good"), caption, legend)
+
+
+def tails_against_budget(record: RunRecord) -> Chart | None:
+    """Each target's quantile as a multiple of its bound, over the sweep."""
+    sweep = sweep_of(record)
+    rows: list[tuple[str, list[Point], str]] = []
+    for index, part in enumerate(record.targets[: len(COLOURS)]):
+        found = [(trial, _number(trial.margins[index].margin)) for trial in sweep]
+        points = [(_budget(trial), max(margin + 1.0, 1e-3)) for trial, margin in found if margin is not None]
+        if len(points) > 1:
+            rows.append((COLOURS[index], points, words.target(part)))
+    if not rows:
+        return None
+    ratios = [y for _, points, _ in rows for _, y in points] + [1.0]
+    budgets = [_budget(trial) for trial in (*sweep, record.current, record.best)]
+    axis = Axis("multiple of the bound", min(ratios) / 1.3, max(ratios) * 1.3, "log10", "{:g} x".format)
+    title = "Each target against the token budget"
+    plot = Plot(title, "Quantile of each target divided by its bound; 1 or less is met.", _budget_axis(budgets), axis)
+    said = _feasible_range(plot, sweep)
+    _marks(plot, record)
+    plot.level(1.0, "bound", "bound: at or below is met")
+    for style, points, _ in rows:
+        plot.line(points, style)
+        plot.dots(points, style, 2.5)
+    n = words.count(record.traffic.requests)
+    caption = (
+        f"{said} Simulated, {n} requests a point, no chunk cap. "
+        "A small budget lets prompts wait, a large one stalls answers."
+    )
+    return Chart(title, plot.render("tails"), caption, tuple((style, name) for style, _, name in rows))
+
+
+def _drawn(values: Sequence[Number]) -> tuple[list[float | None], float, float]:
+    """Finite values as they are, endless ones above all others; lowest and highest of those drawn."""
+    finite = [float(value) for value in values if isinstance(value, (int, float)) and value > 0]
+    top = max(finite, default=1.0) * ENDLESS_FACTOR
+    drawn = [top if value == "inf" else _number(value) for value in values]
+    shown = [value for value in drawn if value is not None and value > 0]
+    return drawn, min(shown, default=1.0), max(shown, default=1.0)
+
+
+def ttft_against_gap(record: RunRecord) -> Chart | None:
+    """The trade of the two latencies, every trial one dot."""
+    trials = [*record.trials, record.current, record.best]
+    ttft, ttft_low, ttft_high = _drawn([trial.ttft_p99_s for trial in trials])
+    gap, gap_low, gap_high = _drawn([trial.gap_p99_s for trial in trials])
+    placed = [(t, (g, f)) for t, g, f in zip(trials, gap, ttft, strict=True) if g and f]
+    if len(placed) < 3:
+        return None
+    bounds = {(part.metric, part.quantile): part.bound_s for part in record.targets}
+    gap_bound, ttft_bound = bounds.get(("gap", 0.99)), bounds.get(("ttft", 0.99))
+    x_values = [gap_low, gap_high, *([gap_bound] if gap_bound else [])]
+    y_values = [ttft_low, ttft_high, *([ttft_bound] if ttft_bound else [])]
+    title = "Time to first token against gap, all trials"
+    plot = Plot(
+        title,
+        "One dot a trial; lower left is better.",
+        Axis("gap p99", min(x_values) / 1.2, max(x_values) * 1.2, "log10", words.seconds),
+        Axis("TTFT p99", min(y_values) / 1.2, max(y_values) * 1.2, "log10", words.seconds),
+    )
+    if gap_bound:
+        plot.upright(gap_bound, "bound", f"target {words.seconds(gap_bound)}")
+    if ttft_bound:
+        plot.level(ttft_bound, "bound", f"target {words.seconds(ttft_bound)}")
+    kinds = (("random", "t5"), ("sweep", "t1"), ("search", "t0"))
+    for role, style in kinds:
+        plot.dots([point for trial, point in placed if trial.role == role], style, 3.0)
+    for trial, style, label in ((record.current, "current", "in force"), (record.best, "best", "recommended")):
+        point = next((place for found, place in reversed(placed) if found is trial), None)
+        if point is not None:
+            plot.diamond(point, style, label)
+    legend = tuple((style, words.ROLE_WORDS[role]) for role, style in kinds)
+    caption = (
+        f"Simulated, {words.count(len(record.trials))} trials of {words.count(record.traffic.requests)} requests each. "
+        "A dot at the far edge stands for a latency that never came."
+    )
+    return Chart(title, plot.render("trade"), caption, legend)
+
+
+def budget_and_cap(record: RunRecord) -> Chart | None:
+    """Good share over budget and chunk cap, one dot a trial, darker is better."""
+    trials = [trial for trial in record.trials if trial.role in ("search", "random") and trial.attainment is not None]
+    caps = [_cap(trial) for trial in trials if _cap(trial) > 0]
+    if len(trials) < 3 or not caps:
+        return None
+    none_at = max(caps) * 2  # no cap is drawn above the largest cap, not at zero
+    marked = [record.current, record.best]
+    budgets = [_budget(trial) for trial in (*trials, *marked)]
+
+    def show(value: float) -> str:
+        return words.count(value)
+
+    title = "Good requests by budget and chunk cap"
+    plot = Plot(
+        title,
+        "One dot a trial; the darker, the more requests meet every target.",
+        _budget_axis(budgets),
+        Axis("chunk cap (tokens)", min(caps) / 1.3, none_at * 1.3, "log2", show),
+    )
+    plot.level(none_at, "faint", "no chunk cap")
+    for trial in sorted(trials, key=lambda t: t.attainment or 0.0):
+        shade = min(int((trial.attainment or 0.0) * 5), 4)
+        plot.dots([(_budget(trial), _cap(trial) or none_at)], f"s{shade}", 4.0)
+    for trial, style, label in ((record.current, "current", "in force"), (record.best, "best", "recommended")):
+        plot.diamond((_budget(trial), _cap(trial) or none_at), style, label)
+    legend = tuple((f"s{i}", f"{i * 20} to {i * 20 + 20} %") for i in range(5))
+    return Chart(title, plot.render("heat"), f"Simulated, {words.count(len(trials))} trials.", legend)
+
+
+def step_curve(record: RunRecord) -> Chart | None:
+    """Step time against tokens: floor, slope, knee and both budgets."""
+    model = StepModel(**record.step_model.coefficients)
+    top = max(_budget(record.current), _budget(record.best)) * 1.25
+    budgets = [top * i / 60 for i in range(61)]
+    points = [(tokens, step_time(model, tokens, 1.0, 0.0, 0.0)) for tokens in budgets]
+    title = "Time of one step against its tokens"
+    plot = Plot(
+        title,
+        "Flat up to the knee, then growing with every token.",
+        Axis("tokens computed in one step", 0.0, top, show=words.count),
+        Axis("step time (ms)", 0.0, max(points[-1][1] * 1.1, 1e-6), show=lambda value: f"{value * 1e3:g}"),
+    )
+    plot.line(points, "t0")
+    _marks(plot, record)
+    knee = _number(record.step_model.knee_tokens)
+    if knee is not None and 0 < knee < top:
+        plot.diamond((knee, step_time(model, knee, 1.0, 0.0, 0.0)), "t1", f"knee {words.count(knee)}")
+    gaps = [part for part in record.targets if part.metric in ("gap", "tpot")]
+    for part in gaps[:1]:
+        if part.bound_s < points[-1][1] * 1.1:
+            plot.level(part.bound_s, "bound", words.target(part))
+    source = words.SOURCE_WORDS[record.step_model.source].capitalize()
+    caption = (
+        f"{source}: step-time model {record.step_model.name}, at zero context "
+        "and without attention work; a step over long contexts takes longer."
+    )
+    return Chart(title, plot.render("step"), caption)

@@ -1,0 +1,94 @@
+"""The folder of a report: checked before the long work, written whole or not at all."""
+
+import errno
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from policies.errors import InputError, UnreachableError
+from tuner.record import RunRecord
+from tuner.report.markdown import markdown_page
+from tuner.report.page import html_page
+from tuner.sim.files import shown_path
+
+REMEDY = "choose a folder that is yours"
+
+
+def record_text(record: RunRecord) -> str:
+    """The record as it stands in report.json."""
+    return json.dumps(record.values(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def report_files(record: RunRecord) -> dict[str, str]:
+    """Name and text of each file of the report; the page last, so that it never stands without the others."""
+    return {
+        "report.json": record_text(record),
+        "report.md": markdown_page(record),
+        "index.html": html_page(record),
+    }
+
+
+def _refused(folder: Path, error: OSError) -> InputError | UnreachableError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return UnreachableError(f"--out {shown_path(folder)}: {error.strerror}; free some space")
+    return InputError(f"--out {shown_path(folder)} cannot be written: {error.strerror or error}; {REMEDY}")
+
+
+@contextmanager
+def report_folder(folder: Path) -> Iterator[Path]:
+    """A folder that is there and can be written; made when missing, and removed again when the work inside fails.
+
+    Raises InputError (a full disk: UnreachableError) before anything else is done.
+    """
+    made: list[Path] = []
+    try:
+        if "\0" in str(folder):
+            raise InputError(f"--out {shown_path(folder)} is not a valid path; {REMEDY}")
+        try:
+            if folder.exists() and not folder.is_dir():
+                raise InputError(f"--out {shown_path(folder)} is a file, must be a folder; {REMEDY}")
+            _make(folder, made)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+            for name in ("report.json", "report.md", "index.html"):
+                if (folder / name).is_dir():
+                    raise InputError(f"--out {shown_path(folder / name)} is a folder, must be a file; {REMEDY}")
+        except OSError as error:
+            raise _refused(folder, error) from None
+        yield folder
+    except BaseException:
+        for empty in reversed(made):
+            with suppress(OSError):  # somebody else put something there meanwhile
+                empty.rmdir()
+        raise
+
+
+def _make(folder: Path, made: list[Path]) -> None:
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir()
+        made.append(path)
+
+
+def write_report(record: RunRecord, folder: Path) -> tuple[Path, ...]:
+    """Render everything, write all files under temporary names, then rename: never half a report.
+
+    Raises InputError, a full disk: UnreachableError.
+    """
+    texts = report_files(record)
+    with ExitStack() as leftovers:
+        try:
+            waiting: list[tuple[Path, Path]] = []
+            for name, text in texts.items():
+                temporary = folder / f".{name}.{os.getpid()}.tmp"
+                leftovers.callback(temporary.unlink, missing_ok=True)
+                temporary.write_text(text, encoding="utf-8", newline="")
+                waiting.append((temporary, folder / name))
+            for temporary, target in waiting:
+                os.replace(temporary, target)
+        except OSError as error:
+            raise _refused(folder, error) from None
+    return tuple(folder / name for name in texts)

@@ -1,0 +1,148 @@
+"""The first screen in words: what to set, against what, why, how sure, how to undo it."""
+
+from dataclasses import dataclass
+
+from tuner.record import RunRecord, TrialPart
+from tuner.report import words
+from tuner.report.flags import vllm_flags, vllm_flags_before
+
+
+@dataclass(frozen=True)
+class Headline:
+    """Sentences for the top of every rendering. caveats: how far to trust them."""
+
+    title: str
+    what: str
+    why: str
+    limit: str
+    caveats: tuple[str, ...]
+    undo: str
+
+
+def headline(record: RunRecord) -> Headline:
+    """The first screen of a record."""
+    return Headline(_title(record), _what(record), _why(record), _limit(record), _caveats(record), _undo(record))
+
+
+def good_share(trial: TrialPart) -> str:
+    """``98.2 % of requests``."""
+    return f"{words.share(trial.attainment)} of requests"
+
+
+def changes(record: RunRecord) -> tuple[tuple[str, str, str], ...]:
+    """(knob, before, after) for every knob that the recommendation moves; empty when it moves none."""
+    before, after = record.current.setting, record.best.setting
+    rows = []
+    for name in dict.fromkeys([*before, *after]):
+        old, new = before.get(name, 0), after.get(name, 0)
+        if old != new:
+            rows.append((KNOB_WORDS.get(name, name), knob_value(name, old), knob_value(name, new)))
+    return tuple(rows)
+
+
+KNOB_WORDS = {
+    "step_tokens": "token budget",
+    "chunk_cap_tokens": "chunk cap",
+    "max_running": "sequence cap",
+    "max_partial_prefills": "partial-prefill cap",
+    "max_long_partial_prefills": "long partial-prefill cap",
+    "long_prompt_tokens": "a prompt is long from",
+    "budget_policy": "budget policy",
+    "order_policy": "order policy",
+    "aging_s": "aging bound",
+}
+
+
+def knob_value(name: str, value: float) -> str:
+    """A knob's value with its unit."""
+    if name == "budget_policy":
+        return words.BUDGET_POLICY_WORDS[int(value)]
+    if name == "order_policy":
+        return words.ORDER_POLICY_WORDS[int(value)]
+    if name == "chunk_cap_tokens":
+        return words.cap(value)
+    if name.endswith("_tokens"):
+        return words.tokens(value)
+    if name.endswith("_s"):
+        return words.seconds(value)
+    return "none" if value == 0 else f"{value:g}"
+
+
+def _title(record: RunRecord) -> str:
+    if record.verdict == "keep":
+        return "Change nothing: the setting in force is within noise of the best"
+    moved = ", ".join(f"{knob} {new}" for knob, _, new in changes(record))
+    if record.verdict == "infeasible":
+        return f"Nothing meets every target on this traffic; nearest: {moved or 'the setting in force'}"
+    return f"Set {moved}" if moved else "Change nothing"
+
+
+def _what(record: RunRecord) -> str:
+    moved = "; ".join(f"{knob} {old} → {new}" for knob, old, new in changes(record))
+    if not moved:
+        return f"Keep {words.setting(record.current)}."
+    if record.verdict == "infeasible":
+        return f"No setting meets every target for the whole run. The one that misses least: {moved}."
+    return f"Change {moved}."
+
+
+def _why(record: RunRecord) -> str:
+    before, after = record.current, record.best
+    noise = "" if record.noise is None else f" (± {words.share(record.noise, 2)} on the difference, 90 % interval)"
+    if record.objective == "tokens_per_s":
+        was, now = (words.per_second(trial.tokens_per_s, "output tokens") for trial in (before, after))
+        return f"Throughput goes from {was} to {now}. The objective is tokens per second."
+    if record.verdict == "keep" or before == after:
+        return f"{good_share(before)} meet every target{noise}."
+    return (
+        f"{good_share(after)} meet every target, against {words.share(before.attainment)} "
+        f"with the setting in force{noise}."
+    )
+
+
+def _limit(record: RunRecord) -> str:
+    if record.binding is None:
+        return "No target limits the outcome."
+    part, row = record.targets[record.binding], record.best.margins[record.binding]
+    measured = "" if row.measured_s is None else f": simulated {words.seconds(row.measured_s)}"
+    return f"The target that limits: {words.target(part)}{measured} ({words.margin(row.margin)})."
+
+
+def _caveats(record: RunRecord) -> tuple[str, ...]:
+    model = record.step_model
+    found = ["All latencies are simulated: the traffic was replayed on a twin of the scheduler, not on your engine."]
+    if not record.twin_error:
+        found.append("The twin has not been checked against your engine, so check the first minutes after a change.")
+    if model.source == "assumed":
+        found.append(f"The step-time model {model.name} is assumed, not measured on your hardware: {model.origin}.")
+    else:
+        found.append(f"The step-time model {model.name} is {model.source}: {model.origin}.")
+    assumed = sorted(name for name, source in record.engine.sources.items() if source == "assumed")
+    if record.current_source == "assumed":
+        assumed.insert(0, f"the setting in force (budget {words.tokens(record.current.setting['step_tokens'])})")
+    if assumed:
+        found.append("Also assumed, because not given: " + ", ".join(_ENGINE_WORDS.get(a, a) for a in assumed) + ".")
+    if record.best.refused:
+        found.append(f"{words.count(record.best.refused)} requests could never fit the KV pool and count as failed.")
+    return tuple(found)
+
+
+_ENGINE_WORDS = {
+    "ceiling_tokens": "the budget ceiling",
+    "kv_tokens": "the size of the KV pool",
+    "block_tokens": "the KV block",
+    "max_seqs": "the sequence cap",
+    "prefix_caching": "prefix caching",
+    "decodes_kept_moving": "the scheduler's order",
+}
+
+
+def _undo(record: RunRecord) -> str:
+    if record.verdict == "keep":
+        return "Nothing to undo."
+    return f"Restart the engine with the flags it had: {vllm_flags_before(record).text}"
+
+
+def do(record: RunRecord) -> str:
+    """The one command line to act on."""
+    return "vllm serve MODEL " + vllm_flags(record, record.best).text

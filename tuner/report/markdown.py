@@ -1,0 +1,65 @@
+"""The report as Markdown: the same sentences and tables as the page, without the plots."""
+
+import re
+
+from tuner.record import RunRecord
+from tuner.report import tables, words
+from tuner.report.flags import vllm_flags, vllm_flags_before
+from tuner.report.glossary import GLOSSARY
+from tuner.report.headline import headline
+from tuner.report.tables import Table
+
+_SPECIAL = re.compile(r"([\\`*_|<>\[\]])")
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is, on one line."""
+    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+
+
+def table_lines(table: Table) -> list[str]:
+    """A heading, a pipe table and its note."""
+    sides = ["---:" if index in table.numeric else "---" for index in range(len(table.header))]
+    rows = [table.header, *table.rows]
+    lines = ["| " + " | ".join(escaped(cell) for cell in row) + " |" for row in rows]
+    lines.insert(1, "| " + " | ".join(sides) + " |")
+    return ["", f"## {table.title}", "", *lines, *(["", escaped(table.note)] if table.note else [])]
+
+
+def markdown_page(record: RunRecord) -> str:
+    """The whole page, ending in one newline."""
+    head, set_flags = headline(record), vllm_flags(record, record.best)
+    targets = "; ".join(words.target(part) for part in record.targets) or "none; the objective is tokens per second"
+    lines = [
+        f"# {escaped(head.title)}",
+        "",
+        f"Rooftune report on {escaped(record.traffic.name)}, made {record.made_at} by rooftune {record.made_by}.",
+        "",
+        f"- **What:** {escaped(head.what)}",
+        f"- **Why:** {escaped(head.why)} {escaped(head.limit)}",
+        f"- **Targets:** {escaped(targets)}.",
+        f"- **How:** start vLLM with `{set_flags.text}`",
+        *(f"  - {escaped(note)}" for note in set_flags.notes),
+        f"- **Undo:** {_undo(record, head.undo)}",
+        "",
+        "How far to trust this:",
+        "",
+        *(f"- {escaped(caveat)}" for caveat in head.caveats),
+    ]
+    for table in (
+        tables.outcome(record),
+        tables.groups(record),
+        tables.baselines(record),
+        tables.search(record),
+        tables.elsewhere(record),
+        tables.inputs(record),
+    ):
+        lines += table_lines(table)
+    lines += ["", "## Words", "", *(f"- **{word}**: {escaped(meaning)}" for word, meaning in GLOSSARY)]
+    return "\n".join(lines) + "\n"
+
+
+def _undo(record: RunRecord, sentence: str) -> str:
+    if record.verdict == "keep":
+        return sentence
+    return f"restart the engine with the flags it had: `{vllm_flags_before(record).text}`"

@@ -1,0 +1,59 @@
+"""The report as one HTML page: no script, no external request, same record, same bytes."""
+
+from functools import cache
+from importlib.resources import files
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from tuner.record import RunRecord
+from tuner.report import tables, words
+from tuner.report.charts import charts
+from tuner.report.flags import vllm_flags, vllm_flags_before
+from tuner.report.glossary import GLOSSARY
+from tuner.report.headline import headline
+
+
+def _source(name: str) -> str:
+    return (files("tuner.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FunctionLoader(_source),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["tied"] = words.tied
+    return environment
+
+
+def html_page(record: RunRecord) -> str:
+    """The whole page. Text from the record is escaped; the plots are ours and are inlined as they are."""
+    shown = {
+        "outcome": tables.outcome(record),
+        "groups": tables.groups(record),
+        "baselines": tables.baselines(record),
+        "search": tables.search(record),
+        "inputs": tables.inputs(record),
+        "elsewhere": tables.elsewhere(record),
+    }
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            record=record,
+            head=headline(record),
+            words=words,
+            flags=vllm_flags(record, record.best),
+            flags_before=vllm_flags_before(record),
+            tables=shown,
+            charts=charts(record),
+            glossary=GLOSSARY,
+            style=Markup(_source("report.css")),
+        )
+    )

@@ -1,0 +1,114 @@
+"""What ``simulate`` and ``sweep`` print."""
+
+import json
+from collections.abc import Sequence
+
+from policies.slo import Slo
+from tuner.record import EnginePart, ReplayRecord, StepModelPart, TrafficPart
+from tuner.report import words
+from tuner.report.build import target_parts, trial_part
+from tuner.report.tables import Table, best_of
+from tuner.search.evaluation import Evaluation
+
+
+def replay_record(
+    rows: Sequence[Evaluation], slo: Slo, *, traffic: TrafficPart, step_model: StepModelPart, engine: EnginePart
+) -> ReplayRecord:
+    """The replays of one traffic as plain values."""
+    return ReplayRecord(
+        schema="rooftune.replays",
+        version=1,
+        objective=slo.objective,
+        targets=target_parts(slo),
+        traffic=traffic,
+        step_model=step_model,
+        engine=engine,
+        rows=tuple(trial_part(row) for row in rows),
+    )
+
+
+def record_line(record: ReplayRecord) -> str:
+    """One JSON object on one line."""
+    return json.dumps(record.values(), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def what_was_replayed(record: ReplayRecord) -> str:
+    """One line above a table."""
+    t = record.traffic
+    changes = f" ({', '.join(t.changes)})" if t.changes else ""
+    source = words.SOURCE_WORDS[record.step_model.source]
+    return (
+        f"{t.name}{changes}: {words.count(t.requests)} requests in {words.seconds(t.span_s)}, "
+        f"step model {record.step_model.name} ({source})"
+    )
+
+
+def one_setting(record: ReplayRecord) -> Table:
+    """Everything about the first row, a line a figure."""
+    row = record.rows[0]
+    n = words.count(record.traffic.requests)
+    lines = [
+        ("TTFT p50 / p95 / p99", _joined(row.ttft_p50_s, row.ttft_p95_s, row.ttft_p99_s), n),
+        ("gap p50 / p99", _joined(row.gap_p50_s, row.gap_p99_s), ""),
+        ("longest gap p99", words.seconds(row.longest_gap_p99_s), ""),
+        ("TPOT p95", words.seconds(row.tpot_p95_s), ""),
+        ("longest wait for a first token", words.seconds(row.longest_wait_s), n),
+        ("output tokens", words.per_second(row.tokens_per_s, "tokens"), n),
+    ]
+    if record.targets:
+        lines.append(("requests that meet every target", words.share(row.attainment), n))
+        lines.append(("goodput", words.per_second(row.goodput_rps, "requests"), n))
+    for part, margin in zip(record.targets, row.margins, strict=True):
+        lines.append((words.target(part), words.margin(margin.margin), words.count(margin.samples)))
+    lines += [
+        ("steps", words.count(row.simulated_steps), ""),
+        ("preemptions", words.count(row.preempted), n),
+        ("requests that never fit the KV pool", words.count(row.refused), n),
+    ]
+    return Table(words.setting(row), ("simulated", "value", "samples"), tuple(lines), numeric=(1, 2))
+
+
+def _joined(*values: float | str | None) -> str:
+    return " / ".join(words.seconds(value) for value in values)  # type: ignore[arg-type]
+
+
+def many_settings(record: ReplayRecord) -> Table:
+    """A line a setting; the best one is marked."""
+    best = best_of(list(record.rows))
+    lines = tuple(
+        (
+            "*" if row is best else "",
+            words.count(row.setting["step_tokens"]),
+            words.cap(row.setting.get("chunk_cap_tokens", 0)).removesuffix(" tokens"),
+            words.share(row.attainment),
+            words.per_second(row.goodput_rps, "requests").removesuffix(" requests/s"),
+            "yes" if row.feasible else "no",
+            words.seconds(row.ttft_p50_s),
+            words.seconds(row.ttft_p99_s),
+            words.seconds(row.gap_p99_s),
+            words.count(row.simulated_steps),
+        )
+        for row in record.rows
+    )
+    return Table(
+        "Sweep",
+        ("", "budget", "chunk cap", "good", "req/s good", "targets", "TTFT p50", "TTFT p99", "gap p99", "steps"),
+        lines,
+        "Simulated. Budget and chunk cap in tokens; * is the best: targets met first, then goodput.",
+        tuple(range(1, 10)),
+    )
+
+
+def table_text(table: Table) -> str:
+    """A table for a terminal, without a title."""
+    rows = [table.header, *table.rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(table.header))]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if column in table.numeric else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)

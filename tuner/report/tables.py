@@ -1,0 +1,229 @@
+"""Tables as data, one meaning for HTML, Markdown and the terminal. Every number with unit, count and source."""
+
+from dataclasses import dataclass
+
+from tuner.record import RunRecord, TrialPart
+from tuner.report import flags, words
+from tuner.report.headline import knob_value
+
+
+@dataclass(frozen=True)
+class Table:
+    """``numeric``: columns whose cells are numbers (aligned to the right). note: what the reader must know."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+    numeric: tuple[int, ...] = ()
+
+
+def outcome(record: RunRecord) -> Table:
+    """Before and after, for the run as a whole."""
+    before, after = record.current, record.best
+    n = words.count(record.traffic.requests)
+    rows = [
+        ("requests that meet every target", words.share(before.attainment), words.share(after.attainment), n),
+        (
+            "goodput (requests that meet every target)",
+            words.per_second(before.goodput_rps, "requests"),
+            words.per_second(after.goodput_rps, "requests"),
+            n,
+        ),
+        (
+            "output tokens of finished requests",
+            words.per_second(before.tokens_per_s, "tokens"),
+            words.per_second(after.tokens_per_s, "tokens"),
+            n,
+        ),
+    ]
+    for index, part in enumerate(record.targets):
+        old, new = before.margins[index], after.margins[index]
+        rows.append(
+            (words.target(part), _measured(before, index), _measured(after, index), _samples(old.samples, new.samples))
+        )
+    rows.append(
+        ("longest wait for a first token", words.seconds(before.longest_wait_s), words.seconds(after.longest_wait_s), n)
+    )
+    return Table(
+        "Before and after",
+        ("", "in force", "recommended", "samples"),
+        tuple(rows),
+        "Simulated. A target is judged twice: for the run by the quantile shown here, and for each request "
+        "(goodput) by whether that request met it.",
+        (1, 2, 3),
+    )
+
+
+def _samples(old: int, new: int) -> str:
+    return words.count(old) if old == new else f"{words.count(old)} / {words.count(new)}"
+
+
+def _measured(trial: TrialPart, index: int) -> str:
+    row = trial.margins[index]
+    if row.measured_s is None:
+        return words.margin(row.margin)
+    return f"{words.seconds(row.measured_s)} ({'met' if _met(row.margin) else 'missed'})"
+
+
+def _met(margin: object) -> bool:
+    return isinstance(margin, float) and margin <= 0
+
+
+BASELINE_ROLES = ("current", "engine_default", "formula", "knee")
+
+
+def baselines(record: RunRecord) -> Table:
+    """The recommendation beside what is simpler: defaults, formula, knee, a sweep, random search."""
+    rows = []
+    for role in BASELINE_ROLES:
+        found = [trial for trial in record.trials if trial.role == role]
+        if role == "current" and not found:
+            found = [record.current]
+        rows += [_baseline_row(words.ROLE_WORDS[role], trial) for trial in found[:1]]
+    best_sweep = best_of([trial for trial in record.trials if trial.role == "sweep"])
+    if best_sweep is not None:
+        rows.append(_baseline_row("best budget alone (sweep)", best_sweep))
+    rows.append(_baseline_row(f"random search, {words.count(record.search.random_trials)} trials", record.random_best))
+    rows.append(_baseline_row("recommended", record.best))
+    return Table(
+        "What simpler ways would have found",
+        ("", "budget", "chunk cap", "good requests", "goodput", "targets", "TTFT p99", "gap p99"),
+        tuple(rows),
+        f"Simulated, {words.count(record.traffic.requests)} requests each.",
+        (1, 2, 3, 4, 6, 7),
+    )
+
+
+def _baseline_row(name: str, trial: TrialPart) -> tuple[str, ...]:
+    return (
+        name,
+        words.count(trial.setting["step_tokens"]),
+        "none" if not trial.setting.get("chunk_cap_tokens") else words.count(trial.setting["chunk_cap_tokens"]),
+        words.share(trial.attainment),
+        words.per_second(trial.goodput_rps, "requests"),
+        "all met" if trial.feasible else "missed",
+        words.seconds(trial.ttft_p99_s),
+        words.seconds(trial.gap_p99_s),
+    )
+
+
+def best_of(trials: list[TrialPart]) -> TrialPart | None:
+    """Feasible first, then goodput; the first of equals. None for none."""
+    return max(trials, key=lambda t: (t.feasible, t.goodput_rps or 0.0), default=None)
+
+
+def groups(record: RunRecord) -> Table:
+    """Who gains and who pays."""
+    rows = tuple(
+        (
+            part.dimension if part.dimension != "all" else "",
+            part.group,
+            words.count(part.requests),
+            f"{words.share(part.current.attainment)} → {words.share(part.best.attainment)}",
+            f"{words.seconds(part.current.ttft_p50_s)} → {words.seconds(part.best.ttft_p50_s)}",
+            f"{words.seconds(part.current.ttft_p99_s)} → {words.seconds(part.best.ttft_p99_s)}",
+            f"{words.seconds(part.current.longest_gap_p99_s)} → {words.seconds(part.best.longest_gap_p99_s)}",
+        )
+        for part in record.groups
+    )
+    return Table(
+        "Who gains and who pays",
+        ("by", "group", "requests", "good requests", "TTFT p50", "TTFT p99", "longest gap p99"),
+        rows,
+        "Simulated; in force → recommended. A quantile of a group with few requests rests on few samples.",
+        (2, 3, 4, 5, 6),
+    )
+
+
+def search(record: RunRecord) -> Table:
+    """What finding it cost."""
+    s = record.search
+    return Table(
+        "How it was found",
+        ("", "trials", "simulated steps", "best good share", "best goodput"),
+        (
+            _search_row(f"search ({s.sampler}, seed {s.seed})", s.trials, s.simulated_steps, record.best),
+            _search_row("random search beside it", s.random_trials, s.random_simulated_steps, record.random_best),
+        ),
+        "Both replay the same requests; random search gets at least as many simulated steps to spend."
+        if s.random_simulated_steps >= s.simulated_steps
+        else "Both replay the same requests.",
+        (1, 2, 3, 4),
+    )
+
+
+def _search_row(name: str, trials: int, steps: int, best: TrialPart) -> tuple[str, ...]:
+    return (
+        name,
+        words.count(trials),
+        words.count(steps),
+        words.share(best.attainment),
+        words.per_second(best.goodput_rps, "requests"),
+    )
+
+
+def inputs(record: RunRecord) -> Table:
+    """Everything that went in, and where it came from."""
+    t, m, e = record.traffic, record.step_model, record.engine
+    given = words.SOURCE_WORDS
+    changes = f" ({', '.join(t.changes)})" if t.changes else ""
+    rows = [
+        (
+            f"traffic {t.name}{changes}",
+            f"{words.count(t.requests)} requests in {words.seconds(t.span_s)}",
+            given[t.source],
+        ),
+        (
+            "prompt length p50 / p99 / longest",
+            _three(t.prompt_p50_tokens, t.prompt_p99_tokens, t.prompt_max_tokens),
+            given[t.source],
+        ),
+        (
+            "output length p50 / p99 / longest",
+            _three(t.output_p50_tokens, t.output_p99_tokens, t.output_max_tokens),
+            given[t.source],
+        ),
+    ]
+    if t.prompt_share_cached is not None:
+        rows.append(("prompt tokens found in the prefix cache", words.share(t.prompt_share_cached), given[t.source]))
+    rows += [(words.target(part), "target", "given by you") for part in record.targets]
+    source = given[m.source]
+    knee = "none" if m.knee_tokens == "inf" else words.tokens(m.knee_tokens)
+    rows += [
+        (f"step-time model {m.name}", m.origin, source),
+        ("floor of a step", words.seconds(m.coefficients["floor_s"]), source),
+        ("slope per computed token", words.seconds(m.coefficients["slope_s_per_token"]), source),
+        ("overhead per step", words.seconds(m.coefficients["overhead_s"]), source),
+        ("knee (at zero context)", knee, source),
+        ("budget ceiling, fixed at start", words.tokens(e.ceiling_tokens), _source(record, "ceiling_tokens")),
+        ("KV pool", words.tokens(e.kv_tokens), _source(record, "kv_tokens")),
+        ("KV block", words.tokens(e.block_tokens), _source(record, "block_tokens")),
+        ("sequence cap, fixed at start", knob_value("max_running", e.max_seqs), _source(record, "max_seqs")),
+        ("prefix caching", "on" if e.prefix_caching else "off", _source(record, "prefix_caching")),
+        (
+            "decodes kept moving past a partial prefill",
+            "yes (Rooftune's rule)" if e.decodes_kept_moving else "no (as vLLM)",
+            _source(record, "decodes_kept_moving"),
+        ),
+        ("setting in force", words.setting(record.current), given[record.current_source]),
+    ]
+    return Table("What went in, and where it came from", ("quantity", "value", "source"), tuple(rows))
+
+
+def _three(*values: int) -> str:
+    return " / ".join(words.count(value) for value in values) + " tokens"
+
+
+def _source(record: RunRecord, name: str) -> str:
+    return words.SOURCE_WORDS[record.engine.sources.get(name, "assumed")]
+
+
+def elsewhere(record: RunRecord) -> Table:
+    """The same budget in other engines."""
+    return Table(
+        "The same budget in other engines",
+        ("engine", "setting", "the catch"),
+        flags.elsewhere(record.best),
+        "The twin follows vLLM's scheduler; on another engine these figures are only a start.",
+    )

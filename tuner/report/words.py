@@ -1,0 +1,121 @@
+"""Numbers as people read them, always with their unit. The only place where seconds become milliseconds."""
+
+import re
+
+from tuner.record import Number, Seconds, TargetPart, TrialPart
+
+NO_BREAK_SPACE = "\u00a0"
+_UNIT = re.compile(r"(?<=[0-9]) (?=(?:%|µs|ms|s|tokens|requests/s|tokens/s|times|x)(?![a-z]))|(?<=±) ")
+
+NO_VALUE = "no samples"
+NEVER = "never"
+
+METRIC_WORDS = {
+    "ttft": "time to first token",
+    "gap": "gap between tokens",
+    "tpot": "time per output token",
+    "longest_gap": "longest gap of a request",
+    "e2e": "whole answer",
+    "queue": "wait in the queue",
+}
+ROLE_WORDS = {
+    "current": "in force",
+    "engine_default": "engine's default",
+    "formula": "formula: largest step within the target",
+    "knee": "knee of the roofline",
+    "sweep": "budget sweep, no chunk cap",
+    "random": "random search",
+    "search": "search",
+}
+BUDGET_POLICY_WORDS = {0: "fixed", 1: "step-time target", 2: "pressure"}
+ORDER_POLICY_WORDS = {0: "first come, first served", 1: "shortest first", 2: "deadline"}
+SOURCE_WORDS = {
+    "measured": "measured",
+    "simulated": "simulated",
+    "assumed": "assumed",
+    "given": "given by you",
+}
+
+
+def seconds(value: Seconds) -> str:
+    """``812 ms``, ``2.31 s``, ``never`` (infinite) or ``no samples``."""
+    if value is None:
+        return NO_VALUE
+    if value == "inf":
+        return NEVER
+    if value < 1e-3:
+        return f"{value * 1e6:.3g} µs"
+    if value < 0.9995:
+        return f"{value * 1e3:.3g} ms"
+    return f"{value:,.3g} s" if value < 999.5 else f"{value:,.0f} s"
+
+
+def tied(text: str) -> str:
+    """Numbers held together with their units by spaces that do not break."""
+    return _UNIT.sub(NO_BREAK_SPACE, text)
+
+
+def share(value: float | None, digits: int = 1) -> str:
+    """``98.2 %``."""
+    return NO_VALUE if value is None else f"{value * 100:.{digits}f} %"
+
+
+def count(value: float) -> str:
+    """``19,366``."""
+    return f"{value:,.0f}"
+
+
+def tokens(value: Number) -> str:
+    """``2,048 tokens``."""
+    if value is None:
+        return NO_VALUE
+    return "no bound" if value == "inf" else f"{value:,.0f} tokens"
+
+
+def per_second(value: float | None, what: str) -> str:
+    """``9.71 requests/s``."""
+    if value is None:
+        return NO_VALUE
+    return f"{value:,.0f} {what}/s" if value >= 1000 else f"{value:.3g} {what}/s"
+
+
+def quantile_name(quantile: float) -> str:
+    """``p99``, ``p99.9``; ``max`` for 1."""
+    return "max" if quantile == 1.0 else f"p{quantile * 100:.10g}"
+
+
+def target(part: TargetPart) -> str:
+    """``time to first token p99 within 2 s``; with the requests it is for, when not all."""
+    head = f"{METRIC_WORDS.get(part.metric, part.metric)} {quantile_name(part.quantile)} within {seconds(part.bound_s)}"
+    return head if part.applies_to == "all requests" else f"{head} ({part.applies_to})"
+
+
+def margin(value: Number) -> str:
+    """``12 % below the bound``."""
+    if value is None:
+        return NO_VALUE
+    if value == "inf":
+        return "missed without bound"
+    if value <= 0:
+        return f"met, {-value * 100:.0f} % to spare"
+    return f"missed by {value * 100:,.0f} %"
+
+
+def cap(value: float) -> str:
+    """``256 tokens`` or ``none``."""
+    return "none" if value == 0 else tokens(value)
+
+
+def setting(trial: TrialPart) -> str:
+    """One setting in words: budget, chunk cap, and whatever else is not at its default."""
+    s = trial.setting
+    words = [f"budget {tokens(s['step_tokens'])}", f"chunk cap {cap(s.get('chunk_cap_tokens', 0))}"]
+    words += [f"{name} {value:g}" for name, value in s.items() if name not in _NAMED]
+    if s.get("budget_policy"):
+        words.append(f"budget policy {BUDGET_POLICY_WORDS[int(s['budget_policy'])]}")
+    if s.get("order_policy"):
+        words.append(f"order {ORDER_POLICY_WORDS[int(s['order_policy'])]}")
+    return ", ".join(words)
+
+
+_NAMED = ("step_tokens", "chunk_cap_tokens", "max_running", "budget_policy", "order_policy")
