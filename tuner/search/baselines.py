@@ -1,0 +1,87 @@
+"""What the search has to beat, and where it starts: the engine's default, the formula, the knee, a budget sweep."""
+
+import math
+
+import numpy as np
+
+from policies.budget import within_time
+from policies.request import Setting
+from policies.slo import Slo
+from policies.step_time import StepModel, knee_tokens
+from tuner.search.space import SearchSpace
+from tuner.sim.result import RunResult
+
+SWEEP_BUDGETS = (
+    64,
+    128,
+    192,
+    256,
+    384,
+    512,
+    640,
+    768,
+    896,
+    1024,
+    1280,
+    1536,
+    2048,
+    3072,
+    4096,
+    6144,
+    8192,
+    12288,
+    16384,
+)
+
+
+def concurrency(result: RunResult) -> tuple[float, float]:
+    """Mean running requests and their mean context tokens while the run lasted (Little's law)."""
+    outcomes = result.outcomes
+    done = outcomes.finished
+    seconds = (outcomes.finish_s - outcomes.first_token_s)[done]
+    context = (outcomes.prompt_tokens + outcomes.output_tokens / 2)[done]
+    running = float(seconds.sum()) / result.span_s
+    return running, float((seconds * context).sum()) / result.span_s
+
+
+def formula_setting(space: SearchSpace, slo: Slo, model: StepModel, result: RunResult) -> Setting | None:
+    """Largest budget whose predicted step stays under the tightest gap, stall or TPOT target at the run's mean load.
+
+    None when no such target is given.
+    """
+    bounds = [t.bound_s for t, _ in slo.all_targets() if t.metric in ("gap", "longest_gap", "tpot")]
+    if not bounds:
+        return None
+    running, context = concurrency(result)
+    budget = within_time(model, min(bounds), space.high_tokens, math.ceil(running), int(context), 0)
+    return _on_grid(space, budget)
+
+
+def knee_setting(space: SearchSpace, model: StepModel, result: RunResult) -> Setting | None:
+    """The budget at the roofline knee under the run's mean context; None when the model has no knee."""
+    knee = knee_tokens(model, concurrency(result)[1])
+    return _on_grid(space, int(knee)) if math.isfinite(knee) and knee > 0 else None
+
+
+def sweep_settings(space: SearchSpace) -> list[Setting]:
+    """Budgets over the whole range without a chunk cap: the plot's backbone and a baseline of its own."""
+    budgets = sorted({space.low_tokens, space.high_tokens, *SWEEP_BUDGETS})
+    return [_on_grid(space, b) for b in budgets if space.low_tokens <= b <= space.high_tokens]
+
+
+def random_settings(space: SearchSpace, seed: int, count: int) -> list[Setting]:
+    """Independent draws, log-uniform over the same grid as the sampler's."""
+    rng = np.random.default_rng(seed)
+    draws = []
+    for _ in range(count):
+        units = {
+            name: int(min(math.exp(rng.uniform(math.log(low), math.log(high + 1))), high))
+            for name, (low, high) in space.bounds().items()
+        }
+        draws.append(space.setting(units))
+    return draws
+
+
+def _on_grid(space: SearchSpace, budget: int) -> Setting:
+    units = min(max(budget, space.low_tokens), space.high_tokens) // space.grid_tokens
+    return space.base._replace(step_tokens=units * space.grid_tokens, chunk_cap_tokens=0)
