@@ -13,6 +13,8 @@ from typing import Annotated, Final, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from policies.errors import InputError
+from policies.request import Setting
+from policies.step_time import StepModel
 
 SCHEMA: Final = "rooftune.run-record"
 VERSION: Final = 1
@@ -68,10 +70,16 @@ class StepModelPart(Part):
     name: Words
     source: Source
     origin: Words
-    coefficients: dict[str, float]
+    coefficients: dict[str, Annotated[float, Field(ge=0)]]
     knee_tokens: Number
     codes: tuple[Words, ...] = ()
     errors: dict[str, float] = {}
+
+    @model_validator(mode="after")
+    def _complete(self) -> "StepModelPart":
+        if set(self.coefficients) != set(StepModel._fields):
+            raise ValueError(f"coefficients must be exactly {', '.join(StepModel._fields)}")
+        return self
 
 
 class EnginePart(Part):
@@ -107,7 +115,7 @@ class TrialPart(Part):
     """One setting replayed on the twin. setting: budget, chunk cap, sequence cap and whatever is not at its default."""
 
     role: Words
-    setting: dict[str, int | float]
+    setting: dict[str, Annotated[int | float, Field(ge=0)]]
     margins: tuple[MarginPart, ...]
     feasible: bool
     attainment: Share | None
@@ -125,6 +133,18 @@ class TrialPart(Part):
     simulated_steps: Count
     preempted: Count
     refused: Count
+
+    @model_validator(mode="after")
+    def _known_knobs(self) -> "TrialPart":
+        unknown = sorted(set(self.setting) - set(Setting._fields))
+        if unknown:
+            raise ValueError(f"setting holds {unknown[0]!r}, must hold only knobs: {', '.join(Setting._fields)}")
+        if self.setting.get("step_tokens", 0) < 1:
+            raise ValueError("setting must hold step_tokens of at least 1")
+        for name in ("budget_policy", "order_policy"):
+            if self.setting.get(name, 0) not in (0, 1, 2):
+                raise ValueError(f"setting holds {name} {self.setting[name]}, must be 0, 1 or 2")
+        return self
 
 
 class GroupFigures(Part):
@@ -194,8 +214,6 @@ class RunRecord(Part):
         for trial in (self.current, self.best, self.random_best, *self.trials):
             if len(trial.margins) != len(self.targets):
                 raise ValueError(f"a trial has {len(trial.margins)} margins, must be {len(self.targets)}, one a target")
-            if "step_tokens" not in trial.setting:
-                raise ValueError("a trial's setting lacks step_tokens")
         return self
 
     def values(self) -> dict[str, JsonValue]:

@@ -62,7 +62,7 @@ def parse_counts(text: str, what: str, *, low: int) -> list[int]:
 def run(args: argparse.Namespace) -> int:
     """Replay the grid and print it. Raises InputError before the first replay."""
     slo, _ = read_slo(args)
-    budgets = parse_counts(args.budgets or BUDGETS, "--budgets", low=1)
+    budgets = parse_counts(BUDGETS if args.budgets is None else args.budgets, "--budgets", low=1)
     caps = parse_counts(args.caps, "--caps", low=0)
     if len(budgets) * len(caps) > MOST_SETTINGS:
         raise InputError(f"the grid has {len(budgets) * len(caps)} settings, must be at most {MOST_SETTINGS}; thin it")

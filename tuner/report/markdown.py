@@ -9,12 +9,12 @@ from tuner.report.glossary import GLOSSARY
 from tuner.report.headline import headline
 from tuner.report.tables import Table
 
-_SPECIAL = re.compile(r"([\\`*_|<>\[\]])")
+_SPECIAL = re.compile(r"([\\`*_|\[\]])")
 
 
 def escaped(text: str) -> str:
     """Text that Markdown shows as it is, on one line."""
-    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+    return _SPECIAL.sub(r"\\\1", " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;"))
 
 
 def table_lines(table: Table) -> list[str]:

@@ -74,7 +74,7 @@ def _joined(*values: float | str | None) -> str:
 
 def many_settings(record: ReplayRecord) -> Table:
     """A line a setting; the best one is marked."""
-    best = best_of(list(record.rows))
+    best = best_of(record.rows, record.objective)
     lines = tuple(
         (
             "*" if row is best else "",

@@ -1,5 +1,6 @@
 """Tables as data, one meaning for HTML, Markdown and the terminal. Every number with unit, count and source."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tuner.record import RunRecord, TrialPart
@@ -81,7 +82,7 @@ def baselines(record: RunRecord) -> Table:
         if role == "current" and not found:
             found = [record.current]
         rows += [_baseline_row(words.ROLE_WORDS[role], trial) for trial in found[:1]]
-    best_sweep = best_of([trial for trial in record.trials if trial.role == "sweep"])
+    best_sweep = best_of([trial for trial in record.trials if trial.role == "sweep"], record.objective)
     if best_sweep is not None:
         rows.append(_baseline_row("best budget alone (sweep)", best_sweep))
     rows.append(_baseline_row(f"random search, {words.count(record.search.random_trials)} trials", record.random_best))
@@ -108,9 +109,13 @@ def _baseline_row(name: str, trial: TrialPart) -> tuple[str, ...]:
     )
 
 
-def best_of(trials: list[TrialPart]) -> TrialPart | None:
-    """Feasible first, then goodput; the first of equals. None for none."""
-    return max(trials, key=lambda t: (t.feasible, t.goodput_rps or 0.0), default=None)
+def best_of(trials: Sequence[TrialPart], objective: str) -> TrialPart | None:
+    """Feasible first, then what is maximised; the first of equals. None for none."""
+
+    def rank(trial: TrialPart) -> tuple[bool, float]:
+        return trial.feasible, (trial.goodput_rps if objective == "goodput" else trial.tokens_per_s) or 0.0
+
+    return max(trials, key=rank, default=None)
 
 
 def groups(record: RunRecord) -> Table:

@@ -1,0 +1,170 @@
+"""The main job through the real command: what it prints, writes and refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import HEAD, rooftune, write_mix
+from tuner.record import record_from_json
+from tuner.report.folder import report_files
+
+NAMES = {"index.html", "report.md", "report.json"}
+TARGETS = ("--ttft-p99", "4s", "--gap-p99", "50ms")
+
+
+@pytest.fixture(scope="module")
+def mix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_mix(tmp_path_factory.mktemp("traffic") / "mix.csv")
+
+
+def _words(traffic: Path, *more: object) -> tuple[object, ...]:
+    return ("recommend", "--traffic", traffic, "--step-model", "8b-2tbs", "--trials", "6", *more)
+
+
+def test_recommends_prints_and_writes(mix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rooftune(*_words(mix, *TARGETS, "--out", tmp_path / "report")) == 0
+    said = capsys.readouterr()
+    assert {path.name for path in (tmp_path / "report").iterdir()} == NAMES
+    record = record_from_json((tmp_path / "report" / "report.json").read_text(), "report.json")
+    assert record.verdict == "change"
+    assert record.best.attainment is not None and record.current.attainment is not None
+    assert record.best.attainment > record.current.attainment
+    assert f"--max-num-scheduled-tokens {record.best.setting['step_tokens']}" in said.out
+    assert "assumed, not measured" in said.out
+    assert f"{record.best.attainment * 100:.1f} %" in said.out
+    assert {"tenant", "prompt length"} <= {group.dimension for group in record.groups}
+    assert sum(g.requests for g in record.groups if g.dimension == "tenant") == record.traffic.requests == 400
+    assert record.engine.sources["kv_tokens"] == record.current_source == "assumed"
+    # Every stage was said on standard error, none of it on standard output.
+    assert "search" in said.err and "search 6/6" not in said.out
+    # The files come from the record alone.
+    for name, text in report_files(record).items():
+        assert (tmp_path / "report" / name).read_text() == text
+
+
+def test_json_is_the_record_and_nothing_else(mix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ("--current-budget", "1024", "--current-cap", "128", "--kv-tokens", "300000", "--seed", "3")
+    code = rooftune(*_words(mix, *TARGETS, *given, "--rate-scale", "1.5x", "--json", "--quiet"))
+    said = capsys.readouterr()
+    record = record_from_json(said.out, "stdout")
+    assert code == (1 if record.verdict == "infeasible" else 0)
+    assert said.err == ""
+    assert record.current.setting["step_tokens"] == 1024
+    assert record.current.setting["chunk_cap_tokens"] == 128
+    assert record.current_source == record.engine.sources["kv_tokens"] == "given"
+    assert record.engine.kv_tokens == 300_000
+    assert record.traffic.changes == ("arrivals 1.5 times as fast",)
+    assert record.search.seed == 3
+
+
+def test_infeasible_is_1_and_the_report_is_written(
+    mix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rooftune(*_words(mix, "--ttft-p99", "1ms", "--gap-p50", "1ms", "--out", tmp_path, "--quiet")) == 1
+    assert capsys.readouterr().out.startswith("Nothing meets every target")
+    assert {path.name for path in tmp_path.iterdir()} == NAMES
+    assert json.loads((tmp_path / "report.json").read_text())["verdict"] == "infeasible"
+
+
+def test_batch_profile_has_no_targets(mix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rooftune(*_words(mix, "--profile", "batch", "--quiet")) == 0
+    assert "tokens/s" in capsys.readouterr().out
+
+
+BAD_FILES = {
+    "missing column": "arrival_s,prompt_tokens\n0,1\n",
+    "negative": HEAD + "0,-5,1,a\n",
+    "NaN": HEAD + "nan,5,1,a\n",
+    "overflow": HEAD + f"0,{10**30},1,a\n",
+    "empty": "",
+    "unsorted": HEAD + "2,5,1,a\n1,5,1,a\n",
+    "random bytes": bytes(range(256)).decode("latin-1"),
+}
+
+
+def _refused(words: tuple[object, ...], out: Path, capsys: pytest.CaptureFixture[str], *needed: str) -> None:
+    before = sorted(out.parent.rglob("*"))
+    assert rooftune(*words, "--out", out, "--quiet") == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1, said.err
+    for word in needed:
+        assert word in said.err
+    assert sorted(out.parent.rglob("*")) == before
+
+
+@pytest.mark.parametrize("kind", BAD_FILES)
+def test_bad_traffic_is_one_line(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = tmp_path / "bad.csv"
+    bad.write_bytes(BAD_FILES[kind].encode("latin-1"))
+    _refused(_words(bad, *TARGETS), tmp_path / "out", capsys, "bad.csv")
+
+
+@pytest.mark.parametrize(
+    ("more", "needed"),
+    [
+        (("--ttft-p99", "0s"), "--ttft-p99"),
+        (("--gap-p99", "30"), "write 30s or 30ms"),
+        (("--gap-p99=-5ms",), "--gap-p99"),
+        (("--gap-p99", "nanms"), "--gap-p99"),
+        ((), "no target given"),
+        (("--gap-p99", "30ms", "--gap-p99", "40ms"), "two bounds"),
+        (("--gap-p99", "30ms", "--profile", "chat"), "exclude each other"),
+        (("--profile", "chatter"), "documents-with-chat"),
+        ((*TARGETS, "--current-budget", "128"), "sequence cap (256)"),
+        ((*TARGETS, "--current-budget", "9000"), "ceiling (8192)"),
+        ((*TARGETS, "--ceiling", "100"), "sequence cap (256)"),
+        ((*TARGETS, "--step-model", "9b"), "8b-2tbs"),
+        ((*TARGETS, "--rate-scale", "nan"), "--rate-scale"),
+        ((*TARGETS, "--rate-scale", "0"), "--rate-scale"),
+        ((*TARGETS, "--burst", "2x"), "--burst"),
+        ((*TARGETS, "--window", "5s"), "--window"),
+        ((*TARGETS, "--window", "9000s:5s"), "choose another window"),
+        ((*TARGETS, "--trials", "0"), "--trials"),
+        ((*TARGETS, "--kv-tokens", "1e6"), "--kv-tokens"),
+        ((*TARGETS, "--prefix-caching", "yes"), "on or off"),
+        ((*TARGETS, "--format", "xml"), "azure"),
+    ],
+)
+def test_bad_flag_is_one_line(
+    mix: Path, more: tuple[str, ...], needed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _refused(_words(mix, *more), tmp_path / "out", capsys, needed)
+
+
+def test_missing_traffic_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _refused(_words(tmp_path / "none.csv", *TARGETS), tmp_path / "out", capsys, "does not exist")
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_unwritable_folder_is_refused_before_the_search(
+    mix: Path, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setattr("tuner.cli.recommend.recommend", lambda *args, **named: pytest.fail("the search ran"))
+    _refused(_words(mix, *TARGETS), tmp_path / place, capsys, "--out")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_failure_in_the_search_leaves_no_folder(
+    mix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*args: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tuner.cli.recommend.recommend", stopped)
+    assert rooftune(*_words(mix, *TARGETS, "--out", tmp_path / "out")) == 130
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "flag", ["--ttft-p50", "--gap-p99.9", "--tpot-p95", "--longest-gap-p90", "--e2e-p100", "--queue-p1"]
+)
+def test_any_metric_at_any_quantile(mix: Path, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = rooftune(*_words(mix, flag, "20s", "--trials", "2", "--window", "0s:20s", "--json", "--quiet"))
+    assert code == 0
+    target = json.loads(capsys.readouterr().out)["targets"][0]
+    metric, _, quantile = flag.removeprefix("--").rpartition("-p")
+    assert target["metric"] == metric.replace("-", "_")
+    assert target["quantile"] * 100 == pytest.approx(float(quantile))

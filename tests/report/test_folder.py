@@ -1,0 +1,72 @@
+"""A report is written whole or not at all, into a folder that was checked first."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies.errors import InputError, UnreachableError
+from tests.report.records import record
+from tuner.report.folder import report_folder, write_report
+
+NAMES = {"index.html", "report.md", "report.json"}
+
+
+def test_writes_three_files_and_nothing_else(tmp_path: Path) -> None:
+    with report_folder(tmp_path / "a" / "b") as folder:
+        written = write_report(record(), folder)
+    assert {path.name for path in written} == NAMES == set(os.listdir(tmp_path / "a" / "b"))
+
+
+def test_a_failed_run_removes_the_folders_it_made(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), report_folder(tmp_path / "a" / "b"):
+        raise ZeroDivisionError
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_failed_run_leaves_older_reports_alone(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("old")
+    with pytest.raises(ZeroDivisionError), report_folder(tmp_path):
+        raise ZeroDivisionError
+    assert (tmp_path / "index.html").read_text() == "old"
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "a\0b", "x" * 300])
+def test_unusable_folder_is_refused_before_the_work(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match="--out") as error, report_folder(tmp_path / place):
+        pytest.fail("the work must not begin")
+    assert "\n" not in str(error.value)
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "report.md").mkdir()
+    with pytest.raises(InputError, match=r"report\.md"), report_folder(tmp_path):
+        pytest.fail("the work must not begin")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_read_only_folder(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(InputError, match="cannot be written"), report_folder(tmp_path):
+        pytest.fail("the work must not begin")
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.EACCES, InputError), (errno.ENOSPC, UnreachableError)])
+def test_a_write_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
+) -> None:
+    write = Path.write_text
+
+    def failing(self: Path, *args: Any, **named: Any) -> int:
+        if "index" in self.name:
+            raise OSError(number, os.strerror(number))
+        return write(self, *args, **named)
+
+    monkeypatch.setattr(Path, "write_text", failing)
+    with pytest.raises(kind, match="--out"), report_folder(tmp_path / "out") as folder:
+        write_report(record(), folder)
+    assert not (tmp_path / "out").exists()

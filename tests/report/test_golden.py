@@ -1,0 +1,41 @@
+"""The same record gives the same bytes. After a wanted change: ROOFTUNE_UPDATE_GOLDEN=1 pytest tests/report."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.report.records import record_values
+from tuner.record import record_from_json
+from tuner.report.folder import record_text, report_files
+from tuner.report.summary import summary
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+RECORD = GOLDEN / "record.json"
+
+
+def _renderings() -> dict[str, str]:
+    record = record_from_json(RECORD.read_text(encoding="utf-8"), str(RECORD))
+    files = report_files(record)
+    return {"index.html": files["index.html"], "report.md": files["report.md"], "summary.txt": summary(record) + "\n"}
+
+
+if os.environ.get("ROOFTUNE_UPDATE_GOLDEN"):
+    RECORD.write_text(record_text(record_from_json(json.dumps(record_values()), "golden")), encoding="utf-8")
+    for name, text in _renderings().items():
+        (GOLDEN / name).write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["index.html", "report.md", "summary.txt"])
+def test_rendering_is_the_stored_one(name: str) -> None:
+    assert _renderings()[name] == (GOLDEN / name).read_text(encoding="utf-8")
+
+
+def test_record_survives_a_round_trip() -> None:
+    text = RECORD.read_text(encoding="utf-8")
+    assert record_text(record_from_json(text, "golden")) == text
+
+
+def test_rendering_twice_is_the_same() -> None:
+    assert _renderings() == _renderings()

@@ -1,0 +1,169 @@
+"""What the page must hold, and must not."""
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from tests.report.records import record, trial
+from tuner.report import tables, words
+from tuner.report.flags import vllm_flags, vllm_flags_before
+from tuner.report.headline import headline
+from tuner.report.markdown import markdown_page
+from tuner.report.page import html_page
+from tuner.report.summary import summary
+
+VOID = {"meta", "link", "br", "line", "rect", "circle", "path", "polyline"}
+
+
+class _Check(HTMLParser):
+    """Every element closed in order, every id once, every label pointing at one; the visible text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.labels: list[str] = []
+        self.text: list[str] = []
+        self.urls: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        given = dict(attrs)
+        if "id" in given:
+            self.ids.append(given["id"] or "")
+        self.labels += (given.get("aria-labelledby") or "").split()
+        self.urls += [value or "" for name, value in attrs if name in ("href", "src")]
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.text.append(data)
+
+
+def _checked(page: str) -> _Check:
+    check = _Check()
+    check.feed(page)
+    check.close()
+    assert check.open == []
+    assert len(set(check.ids)) == len(check.ids)
+    assert set(check.labels) <= set(check.ids)
+    return check
+
+
+VERDICTS: list[dict[str, Any]] = [
+    {},
+    {"verdict": "infeasible", "best": trial("search", 512, 16, feasible=False)},
+    {"verdict": "keep", "best": trial("current", 2048)},
+    {"objective": "tokens_per_s", "targets": [], "binding": None, "noise": None},
+    {"twin_error": {"ttft_p99": 0.04}},
+]
+
+
+def _without_margins(changed: dict[str, Any]) -> dict[str, Any]:
+    if changed.get("targets") != []:
+        return changed
+    bare = {name: trial("search", 2048, margins=[]) for name in ("current", "best", "random_best")}
+    return changed | bare | {"trials": [trial("sweep", budget, margins=[]) for budget in (512, 1024)]}
+
+
+@pytest.mark.parametrize("changed", VERDICTS)
+def test_page_is_well_formed_and_asks_for_nothing(changed: dict[str, Any]) -> None:
+    made = record(**_without_margins(changed))
+    page = html_page(made)
+    check = _checked(page)
+    assert set(check.urls) == {"data:,"}
+    assert "<script" not in page
+    assert not re.search(r"https?://", page)
+    assert markdown_page(made).endswith("\n")
+    assert "nan" not in page.lower().replace("tenant", "")
+
+
+def test_text_of_the_record_is_escaped() -> None:
+    made = record(traffic=record().traffic.model_dump() | {"name": "<img src=x onerror=alert(1)>|`"})
+    assert "<img" not in html_page(made)
+    assert "<img" not in markdown_page(made)
+    assert "\\|\\`" in markdown_page(made)
+
+
+def test_first_screen_says_what_why_how_and_undo() -> None:
+    text = " ".join("".join(_checked(html_page(record())).text).replace("\xa0", " ").split())
+    first = text[: text.index("Before and after")]
+    for needed in (
+        "Set token budget 704 tokens, chunk cap 128 tokens",
+        "98.0 % of requests meet every target, against 10.0 %",
+        "± 1.23 %",
+        "--max-num-scheduled-tokens 704",
+        "--long-prefill-token-threshold 128",
+        "--max-num-batched-tokens 2048",
+        "time to first token p99 within 2 s",
+        "gap between tokens p99 within 30 ms",
+        "has not been checked against your engine",
+        "8b-2tbs is assumed, not measured",
+        "All latencies are simulated",
+    ):
+        assert needed in first, needed
+
+
+def test_a_checked_twin_does_not_claim_to_be_unchecked() -> None:
+    assert not any("not been checked" in line for line in headline(record(twin_error={"ttft_p99": 0.04})).caveats)
+
+
+def test_summary_has_one_figure_for_before_and_one_for_after() -> None:
+    said = summary(record())
+    assert "98.0 %" in said
+    assert "10.0 %" in said
+    assert "1 requests/s -> 9.8 requests/s" in said
+    assert all(len(line) <= 110 or "--max-num" in line for line in said.splitlines())
+
+
+def test_flags_before_are_what_stock_vllm_is_started_with() -> None:
+    made = record()
+    assert vllm_flags_before(made).text == "--max-num-batched-tokens 2048 --max-num-seqs 256"
+    assert vllm_flags(made, made.best).notes == ()
+
+
+def test_policies_are_not_passed_off_as_flags() -> None:
+    setting = {"step_tokens": 704, "order_policy": 1, "budget_policy": 2, "max_partial_prefills": 2}
+    made = record(best=trial("search", 704, setting=setting))
+    assert len(vllm_flags(made, made.best).notes) == 3
+
+
+def test_random_search_that_never_ends_is_drawn_and_named_so() -> None:
+    made = record(random_best=trial("random", 384, ttft_p99_s="inf"))
+    row = next(row for row in tables.baselines(made).rows if row[0].startswith("random"))
+    assert words.NEVER in row
+
+
+@pytest.mark.parametrize("build", [tables.outcome, tables.baselines, tables.groups, tables.search, tables.inputs])
+def test_tables_are_rectangular(build: Any) -> None:
+    table = build(record())
+    assert table.rows
+    assert {len(row) for row in table.rows} == {len(table.header)}
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (0.0295, "29.5 ms"),
+        (2.0, "2 s"),
+        (0.00004, "40 µs"),
+        (0.9999, "1 s"),
+        (0.9994, "999 ms"),
+        (1234.5, "1,234 s"),
+        ("inf", "never"),
+        (None, "no samples"),
+        (0.0, "0 µs"),
+    ],
+)
+def test_seconds(value: Any, said: str) -> None:
+    assert words.seconds(value) == said
