@@ -99,7 +99,7 @@ def test_first_screen_says_what_why_how_and_undo() -> None:
     text = " ".join("".join(_checked(html_page(record())).text).replace("\xa0", " ").split())
     first = text[: text.index("Before and after")]
     for needed in (
-        "Set token budget 704 tokens, chunk cap 128 tokens",
+        "Set token budget to 704 tokens and chunk cap to 128 tokens",
         "98.0 % of requests meet every target, against 10.0 %",
         "± 1.23 %",
         "--max-num-scheduled-tokens 704",

@@ -188,7 +188,7 @@ def budget_and_cap(record: RunRecord) -> Chart | None:
     budgets = [_budget(trial) for trial in (*trials, *marked)]
 
     def show(value: float) -> str:
-        return words.count(value)
+        return words.count(value) if value <= max(caps) else ""
 
     title = "Good requests by budget and chunk cap"
     plot = Plot(

@@ -71,7 +71,7 @@ def knob_value(name: str, value: float) -> str:
 def _title(record: RunRecord) -> str:
     if record.verdict == "keep":
         return "Change nothing: the setting in force is within noise of the best"
-    moved = ", ".join(f"{knob} {new}" for knob, _, new in changes(record))
+    moved = " and ".join(f"{knob} to {new}" for knob, _, new in changes(record))
     if record.verdict == "infeasible":
         return f"Nothing meets every target on this traffic; nearest: {moved or 'the setting in force'}"
     return f"Set {moved}" if moved else "Change nothing"
