@@ -15,7 +15,9 @@ MODEL = StepModel(0.001, 1e-5, 0.008, 6e-8, 4e-5, 2e-10, 8.0)
 
 def written(tmp_path: Path) -> tuple[Path, dict[str, object]]:
     path = tmp_path / "model.json"
-    write_model_file(path, ModelFile(MODEL, "test", {"knee_tokens": (150.0, math.inf)}, ("x",), {"held_out_mape": 0.07}))
+    write_model_file(
+        path, ModelFile(MODEL, "test", {"knee_tokens": (150.0, math.inf)}, ("x",), {"held_out_mape": 0.07})
+    )
     return path, json.loads(path.read_text())
 
 
@@ -48,7 +50,7 @@ def test_names_are_loaded_and_an_unknown_name_lists_them() -> None:
         ({"model": {**MODEL._asdict(), "sharpness": 0.5}}, "sharpness"),
         ({"model": {**MODEL._asdict(), "floor_s": "8"}}, "floor_s"),
         ({"model": {**MODEL._asdict(), "floor_s": True}}, "floor_s"),
-        ({"model": {name: 0.0 for name in StepModel._fields}}, "no time"),
+        ({"model": dict.fromkeys(StepModel._fields, 0.0)}, "no time"),
         ({"intervals": {"knee_tokens": [3, 2]}}, "knee_tokens"),
         ({"intervals": {"knee_tokens": 3}}, "knee_tokens"),
         ({"intervals": [1]}, "intervals"),

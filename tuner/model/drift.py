@@ -54,9 +54,7 @@ class DriftAlarm:
     false_alarms_per_window: upper bound of the rate of alarms while nothing changes.
     """
 
-    def __init__(
-        self, window_steps: int = 100, learn_windows: int = 30, false_alarms_per_window: float = 1e-3
-    ) -> None:
+    def __init__(self, window_steps: int = 100, learn_windows: int = 30, false_alarms_per_window: float = 1e-3) -> None:
         if window_steps < 10:
             raise bad_value("drift window", window_steps, "at least 10 steps", "give 100")
         if learn_windows < 20:

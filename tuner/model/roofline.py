@@ -38,8 +38,8 @@ REMEDIES: dict[FitCode, str] = {
     "or a wrong column",
     FitCode.SLOPE_UNKNOWN: "no step was seen above the knee: raise the budget for a few long prompts (probe steps), "
     "or give a hardware prior (--card, --parameters)",
-    FitCode.FLOOR_UNKNOWN: "no step was seen below the knee: let a few small decode-only steps run, "
-    "or give a hardware prior (--card, --parameters)",
+    FitCode.FLOOR_UNKNOWN: "no flat part is seen: either steps of few tokens are missing (let some small decode-only "
+    "steps run, or give a hardware prior: --card, --parameters), or this engine has none, as is usual on a CPU",
     FitCode.CONTEXT_UNKNOWN: "the context hardly varied apart from the tokens: long conversations show its price",
     FitCode.ATTENTION_UNKNOWN: "the attention work hardly varied apart from the tokens: long prompts show its price",
     FitCode.SEQUENCE_UNKNOWN: "the number of requests hardly varied apart from the tokens: mixed steps show its price",

@@ -45,12 +45,12 @@ def _linear(problem: Problem, below: FloatArray) -> FloatArray:
         scaled = relative * weights[:, None]
         normal = scaled.T @ relative
         ridge = 1e-9 * max(float(np.trace(normal)), 1e-300)
-        theta = _nonnegative(normal + ridge * np.eye(len(theta)), scaled.sum(axis=0))
+        theta = nonnegative_solution(normal + ridge * np.eye(len(theta)), scaled.sum(axis=0))
         weights = 1.0 / np.maximum(np.abs(relative @ theta - 1.0), 0.02)
     return theta
 
 
-def _nonnegative(normal: FloatArray, right: FloatArray) -> FloatArray:
+def nonnegative_solution(normal: FloatArray, right: FloatArray) -> FloatArray:
     """Solve normal @ x = right, dropping the most negative coefficient until none is."""
     active = np.ones(len(right), dtype=np.bool_)
     x = np.zeros(len(right))

@@ -1,0 +1,78 @@
+"""``rooftune fit`` from file to file."""
+
+import json
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from policies.commands import COMMAND_GROUP
+from policies.step_time import NAMED_MODELS
+from tuner.bench.knee_synthetic import make_steps
+from tuner.cli.main import main
+from tuner.model.model_file import load_step_model, read_model_file
+from tuner.model.sample_file import write_steps
+
+TRUTH = NAMED_MODELS["8b-2tbs"]
+
+
+def fit(*words: str) -> int:
+    return main(["fit", *words], {"fit": EntryPoint("fit", "tuner.cli.fit:COMMAND", COMMAND_GROUP)})
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> str:
+    path = tmp_path / "steps.csv.gz"
+    write_steps(path, make_steps(TRUTH, seed=0))
+    return str(path)
+
+
+def test_steps_become_a_model_that_loads(steps: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "model.json"
+    assert fit("--steps", steps, "--out", str(out)) == 0
+    text = capsys.readouterr().out
+    assert "knee: " in text and "held-out" in text and "floor" in text
+    assert load_step_model(str(out)).slope_s_per_token == pytest.approx(4e-5, rel=0.03)
+    contents = read_model_file(out)
+    low, high = contents.intervals["knee_tokens"]
+    assert low < 200.0 < high and 0.05 < contents.errors["held_out_mape"] < 0.12
+    picture = (tmp_path / "model.svg").read_text()
+    assert "<svg" in picture and "knee" in picture
+    assert fit("--steps", steps, "--out", str(out)) == 0
+    assert (tmp_path / "model.svg").read_text() == picture
+
+
+def test_json_says_what_is_not_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "low.csv"
+    write_steps(path, make_steps(TRUTH, seed=0, tokens=(1, 100)))
+    assert fit("--steps", str(path), "--json") == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert alone["knee_tokens"] is None and alone["intervals"]["knee_tokens"][1] is None
+    assert "slope_unknown" in alone["codes"]
+    assert fit("--steps", str(path), "--json", "--card", "a100-80gb", "--parameters", "8e9") == 0
+    leaning = json.loads(capsys.readouterr().out)
+    low, high = leaning["intervals"]["knee_tokens"]
+    assert low < 200.0 < high and "prior_used" in leaning["codes"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "named"),
+    [
+        (("--steps", "{absent}"), 2, "absent"),
+        (("--steps", "{steps}", "--card", "l4"), 2, "--parameters"),
+        (("--steps", "{steps}", "--card", "l5", "--parameters", "8e9"), 2, "l4"),
+        (("--steps", "{steps}", "--parameters", "-1", "--card", "l4"), 2, "--parameters"),
+        (("--steps", "{steps}", "--keep", "3"), 2, "--keep"),
+        (("--steps", "{steps}", "--out", "{absent}/model.json"), 2, "writable"),
+        (("--steps", "{few}"), 1, "too_few_steps"),
+    ],
+)
+def test_refusals_are_one_line_with_the_right_code(
+    words: tuple[str, ...], code: int, named: str, steps: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = tmp_path / "few.csv"
+    write_steps(few, make_steps(TRUTH, seed=0, steps=20))
+    places = {"absent": str(tmp_path / "absent"), "steps": steps, "few": str(few)}
+    assert fit(*(word.format(**places) for word in words)) == code
+    error = capsys.readouterr().err
+    assert named in error and error.count("\n") == 1

@@ -1,0 +1,151 @@
+"""``rooftune fit``: from measured steps to a step model, with its intervals and what the steps do not tell."""
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+from policies.commands import Command
+from policies.errors import InputError
+from tuner.cli.values import parse_count, parse_positive
+from tuner.model.columns import NAMES
+from tuner.model.fit import fit_steps
+from tuner.model.model_file import ModelFile, write_model_file
+from tuner.model.prior import CARDS, PRECISION_BYTES, StepPrior, card_prior
+from tuner.model.reservoir import Reservoir
+from tuner.model.roofline import Interval, StepFit, mape
+from tuner.model.sample_file import read_steps
+from tuner.model.samples import StepSamples, join, split_alternating
+from tuner.report.plots import step_time_plot
+
+# Factor and unit in which people read each coefficient.
+_SHOWN: dict[str, tuple[str, float, str]] = {
+    "overhead_s": ("overhead", 1e3, "ms a step"),
+    "sequence_s": ("per request", 1e6, "us"),
+    "floor_s": ("floor", 1e3, "ms"),
+    "kv_s_per_token": ("per context token", 1e9, "ns"),
+    "slope_s_per_token": ("slope, per token", 1e6, "us"),
+    "attention_s": ("per query-key pair", 1e12, "ps"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``fit``."""
+    parser.add_argument(
+        "--steps", required=True, nargs="+", metavar="FILE", help="step-sample files, CSV or JSON lines, also .gz"
+    )
+    parser.add_argument("--out", metavar="FILE", help="write the model here (JSON), for --step-model elsewhere")
+    parser.add_argument("--plot", metavar="FILE", help="write the picture here (SVG; default: --out with .svg)")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    limits = parser.add_argument_group("sampling")
+    limits.add_argument("--keep", default="4096", metavar="N", help="steps kept, evenly over tokens (default 4096)")
+    limits.add_argument("--seed", default="0", metavar="N", help="which steps are kept (default 0)")
+    prior = parser.add_argument_group("hardware prior, for what the steps do not tell")
+    prior.add_argument("--card", metavar="NAME", help=f"one of {', '.join(sorted(CARDS))}")
+    prior.add_argument("--cards", default="1", metavar="N", help="cards that share the model (default 1)")
+    prior.add_argument("--parameters", metavar="N", help="parameters of the model, e.g. 8e9")
+    prior.add_argument("--precision", default="bf16", help=f"one of {', '.join(PRECISION_BYTES)} (default bf16)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Fit, print, and write what was asked for."""
+    prior = _prior(arguments)
+    keep = parse_count(arguments.keep, "--keep", low=64, high=1_000_000)
+    seed = parse_count(arguments.seed, "--seed", low=0)
+    steps = join([read_steps(path) for path in arguments.steps])
+    fit = fit_steps(_kept(steps, keep, seed), prior)
+    errors = _errors(steps, fit, prior, keep, seed)
+    if arguments.out:
+        source = f"{len(steps)} steps of {', '.join(Path(path).name for path in arguments.steps)}"
+        codes = tuple(code.value for code in fit.codes)
+        write_model_file(Path(arguments.out), ModelFile(fit.model, source, fit.bounds(), codes, errors))
+    plot = arguments.plot or (str(Path(arguments.out).with_suffix(".svg")) if arguments.out else None)
+    if plot:
+        step_time_plot(plot, steps, fit.model, fit.knee_interval)
+    print(json.dumps(_document(fit, errors)) if arguments.json else _text(fit, errors, len(steps)))
+    return 0
+
+
+def _prior(arguments: argparse.Namespace) -> StepPrior | None:
+    if arguments.card is None and arguments.parameters is None:
+        return None
+    if arguments.card is None or arguments.parameters is None:
+        raise InputError("a hardware prior needs both --card and --parameters; give both or neither")
+    parameters = parse_positive(arguments.parameters, "--parameters")
+    return card_prior(arguments.card, parameters, arguments.precision, parse_count(arguments.cards, "--cards"))
+
+
+def _kept(steps: StepSamples, keep: int, seed: int) -> StepSamples:
+    reservoir = Reservoir(keep, seed)
+    reservoir.add(steps)
+    return reservoir.samples
+
+
+def _errors(steps: StepSamples, fit: StepFit, prior: StepPrior | None, keep: int, seed: int) -> dict[str, float]:
+    """Error on the steps fitted and, when there are enough, on blocks that a second fit has not seen."""
+    errors = {"fitted_mape": mape(fit.model, steps)}
+    try:
+        seen, unseen = split_alternating(steps)
+    except InputError:
+        return errors
+    return {**errors, "held_out_mape": mape(fit_steps(_kept(seen, keep, seed), prior, fit.model).model, unseen)}
+
+
+def _document(fit: StepFit, errors: dict[str, float]) -> dict[str, object]:
+    def plain(value: float | None) -> float | None:
+        return value if value is not None and math.isfinite(value) else None
+
+    return {
+        "model": fit.model._asdict(),
+        "intervals": {name: [plain(low), plain(high)] for name, (low, high) in fit.bounds().items()},
+        "knee_tokens": fit.knee_tokens,
+        "knee_at_context_tokens": fit.knee_at_context_tokens,
+        "context_tokens": fit.context_tokens,
+        "codes": [code.value for code in fit.codes],
+        "steps": fit.steps,
+        "spread": fit.spread,
+        "outliers": fit.outliers,
+        "errors": errors,
+    }
+
+
+def _text(fit: StepFit, errors: dict[str, float], steps: int) -> str:
+    low, high = fit.seen_tokens
+    lines = [
+        f"steps      {steps:,} read, {fit.steps:,} fitted, {low:g} to {high:g} tokens a step",
+        f"spread     {fit.spread:.1%} about the model; {fit.outliers:.1%} outliers ignored",
+        f"error      {errors['fitted_mape']:.1%} on the steps read"
+        + (f", {errors['held_out_mape']:.1%} on held-out steps" if "held_out_mape" in errors else ""),
+        "",
+        f"{'coefficient':<20}{'value':>12}  {'95 % interval':<26}unit",
+    ]
+    for name in NAMES:
+        label, factor, unit = _SHOWN[name]
+        value = getattr(fit.model, name) * factor
+        lines.append(f"{label:<20}{value:>12.4g}  {_range(fit.intervals[name], factor):<26}{unit}")
+    sharp = fit.model.sharpness
+    shown = "hard" if sharp == 0.0 else f"{sharp:.3g}"
+    lines.append(f"{'sharpness':<20}{shown:>12}  {_range(fit.intervals['sharpness'], 1.0):<26}")
+    lines += ["", _knee("knee", fit.knee_tokens, fit.knee_interval)]
+    live = f"knee at {fit.context_tokens:,.0f} context tokens"
+    lines.append(_knee(live, fit.knee_at_context_tokens, fit.knee_at_context_interval))
+    if fit.codes:
+        lines += ["", "not known:", *(f"  {finding}" for finding in fit.findings())]
+    return "\n".join(lines)
+
+
+def _range(interval: Interval, factor: float) -> str:
+    high = "unbounded" if math.isinf(interval.high) else f"{interval.high * factor:.4g}"
+    return f"{interval.low * factor:.4g} .. {high}" if math.isfinite(interval.low) else "hard"
+
+
+def _knee(label: str, value: float | None, interval: Interval) -> str:
+    if value is not None:
+        return f"{label}: {value:,.0f} tokens, 95 % interval {interval.low:,.0f} to {interval.high:,.0f}"
+    low = f"above {interval.low:,.0f}" if interval.low > 0.0 else ""
+    high = f"below {interval.high:,.0f}" if math.isfinite(interval.high) else ""
+    bounds = " and ".join(part for part in (low, high) if part)
+    return f"{label}: not in these steps" + (f"; {bounds} tokens if there is one" if bounds else "")
+
+
+COMMAND = Command("fit", "fit the step-time model to measured steps and say what they do not tell", add_arguments, run)
