@@ -1,0 +1,123 @@
+"""recommend end to end on small traffic: what it picks, when it says keep, when infeasible, and that it repeats."""
+
+import math
+
+import numpy as np
+import pytest
+
+from policies.errors import InputError
+from policies.request import Boot, Setting
+from policies.slo import PROFILES, Slo, Target, good
+from policies.step_time import NAMED_MODELS
+from tuner.search.evaluation import Recommendation, Role, Verdict
+from tuner.search.recommend import recommend
+from tuner.sim.engine import Engine
+from tuner.sim.generate import document_mix
+from tuner.sim.twin import simulate
+from tuner.sim.workload import Traffic
+
+MODEL = NAMED_MODELS["8b-2tbs"]
+ENGINE = Engine(Boot(8192, 16, 1, 1, 0, 1), 600_000 // 16, 128)
+CURRENT = Setting(2048, max_running=128)
+CHAT = document_mix(1, 4.0, 60.0, 1000, (2_000, 3_000))
+DOCUMENTS = document_mix(2, 3.0, 150.0, 30, (60_000, 100_000))
+
+
+def slo(ttft_s: float, gap_s: float) -> Slo:
+    return Slo((Target("ttft", ttft_s, 0.99), Target("gap", gap_s, 0.99)))
+
+
+def run(traffic: Traffic, targets: Slo, **more: object) -> Recommendation:
+    settings: dict[str, object] = {"current": CURRENT, "trials": 30, "seed": 1, **more}
+    return recommend(traffic, ENGINE, MODEL, targets, **settings)  # type: ignore[arg-type]  # test shorthand
+
+
+@pytest.fixture(scope="module")
+def chat() -> Recommendation:
+    return run(CHAT, slo(2.0, 0.03))
+
+
+def test_chat_at_30_ms_changes_the_default_and_every_figure_is_the_twins(chat: Recommendation) -> None:
+    assert chat.verdict is Verdict.CHANGE
+    assert chat.best.feasible and not chat.current.feasible
+    assert chat.best.setting.step_tokens < 1024
+    result = simulate(CHAT, ENGINE, chat.best.setting, MODEL, gap_bounds_s=[0.03])
+    assert chat.best.attainment == good(result.outcomes, slo(2.0, 0.03)).mean()
+    assert chat.best.simulated_steps == result.steps
+    assert chat.best.attainment > chat.current.attainment + chat.noise
+
+
+def test_no_tried_setting_is_better_than_the_recommended_one(chat: Recommendation) -> None:
+    feasible = [e for e in chat.evaluations if e.feasible and e.role is not Role.RANDOM]
+    assert chat.best.attainment >= max(e.attainment for e in feasible) - 0.002
+
+
+def test_baselines_stand_beside_the_search_and_random_pays_as_much(chat: Recommendation) -> None:
+    roles = {e.role for e in chat.evaluations}
+    assert {Role.CURRENT, Role.FORMULA, Role.KNEE, Role.SWEEP, Role.RANDOM, Role.SEARCH} <= roles
+    random_steps = sum(e.simulated_steps for e in chat.evaluations if e.role is Role.RANDOM)
+    search_steps = sum(e.simulated_steps for e in chat.evaluations if e.role is Role.SEARCH)
+    assert chat.trials == 30 and chat.simulated_steps == search_steps
+    assert search_steps <= random_steps <= 1.2 * search_steps
+
+
+def test_the_same_arguments_give_the_same_recommendation(chat: Recommendation) -> None:
+    again = run(CHAT, slo(2.0, 0.03))
+    assert again.best == chat.best
+    assert again.evaluations == chat.evaluations and again.noise == chat.noise
+
+
+def test_a_good_setting_in_force_is_kept(chat: Recommendation) -> None:
+    kept = run(CHAT, slo(2.0, 0.03), current=chat.best.setting)
+    assert kept.verdict is Verdict.KEEP
+    assert kept.best.setting == chat.best.setting == kept.current.setting
+
+
+def test_targets_far_apart_from_what_the_card_can_do_are_infeasible_and_the_binding_one_is_named() -> None:
+    found = run(CHAT, slo(2.0, 0.009))
+    assert found.verdict is Verdict.INFEASIBLE
+    assert found.binding_target is not None and found.binding_target.target.metric == "gap"
+    assert found.binding_target.margin > 0 and not found.best.feasible
+
+
+def test_documents_want_a_chunk_cap_beside_the_budget() -> None:
+    found = run(DOCUMENTS, slo(2.0, 0.03), trials=60)
+    plain = max(e.attainment for e in found.evaluations if e.role is Role.SWEEP)
+    assert found.best.setting.chunk_cap_tokens > 0
+    assert found.best.attainment > plain + 0.02
+
+
+def test_batch_takes_the_smallest_budget_within_one_percent_of_the_best_throughput() -> None:
+    rush = Traffic(
+        np.zeros(200),
+        np.full(200, 800, dtype=np.int64),
+        np.full(200, 60, dtype=np.int64),
+        np.zeros(200, dtype=np.int64),
+        np.zeros(200, dtype=np.int64),
+    )
+    found = run(rush, PROFILES["batch"])
+    top = max(e.tokens_per_s for e in found.evaluations if e.role is not Role.RANDOM)
+    assert found.best.tokens_per_s >= 0.99 * top
+    smaller = [
+        e for e in found.evaluations if e.role is Role.SWEEP and e.setting.step_tokens < found.best.setting.step_tokens
+    ]
+    assert all(e.tokens_per_s < 0.99 * top for e in smaller)
+
+
+def test_a_budget_below_the_sequence_cap_is_refused_before_anything_runs() -> None:
+    with pytest.raises(InputError, match="sequence cap"):
+        run(CHAT, slo(2.0, 0.03), current=Setting(64, max_running=128))
+
+
+def test_progress_is_told_by_stage_and_ends_at_its_total() -> None:
+    told: list[tuple[str, int, int]] = []
+    run(CHAT, slo(2.0, 0.03), trials=6, progress=lambda *step: told.append(step))
+    stages = dict.fromkeys(stage for stage, _, _ in told)
+    assert list(stages) == ["current", "baselines", "search", "random search"]
+    for stage in stages:
+        counts = [(done, total) for name, done, total in told if name == stage]
+        assert counts[-1][0] == counts[-1][1] and [c[0] for c in counts] == sorted(c[0] for c in counts)
+
+
+def test_noise_is_the_half_width_of_a_paired_interval(chat: Recommendation) -> None:
+    assert math.isfinite(chat.noise) and 0.0 < chat.noise < 0.2

@@ -1,0 +1,108 @@
+"""The study: ask and tell, constraints, repeats, failed values."""
+
+import math
+
+import pytest
+
+from policies.errors import RefusedError
+from policies.request import Boot, Setting
+from policies.slo import Slo, Target
+from policies.step_time import NAMED_MODELS
+from tuner.search.evaluation import Evaluation, Role
+from tuner.search.objective import MARGIN_CAP, capped_margin, evaluate
+from tuner.search.space import SearchSpace, search_space
+from tuner.search.study import SettingStudy, constraint_names
+from tuner.sim.engine import Engine
+from tuner.sim.generate import document_mix
+
+ENGINE = Engine(Boot(2048, 16, 1, 1, 0, 1), 600_000 // 16, 64)
+SLO = Slo((Target("ttft", 2.0, 0.99), Target("gap", 0.03, 0.99)))
+BASE = Setting(2048, max_running=64)
+
+
+@pytest.fixture(scope="module")
+def space() -> SearchSpace:
+    return search_space(ENGINE, BASE)
+
+
+@pytest.fixture(scope="module")
+def evaluation() -> Evaluation:
+    traffic = document_mix(1, 3.0, 20.0, 10, (4_000, 8_000))
+    return evaluate(traffic, ENGINE, BASE, NAMED_MODELS["8b-2tbs"], SLO, Role.SEARCH)[0]
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_every_proposal_lies_on_the_grid_and_inside_the_envelope(
+    space: SearchSpace, evaluation: Evaluation, sampler: str
+) -> None:
+    study = SettingStudy(space, sampler=sampler, seed=3)
+    budgets, caps = set(), set()
+    for number in range(60):
+        ticket = study.ask()
+        setting = ticket.setting
+        assert 64 <= setting.step_tokens <= 2048 and setting.step_tokens % 8 == 0
+        assert setting.chunk_cap_tokens == 0 or 16 <= setting.chunk_cap_tokens < setting.step_tokens
+        assert setting.chunk_cap_tokens % 8 == 0 and setting.max_running == 64
+        budgets.add(setting.step_tokens)
+        caps.add(setting.chunk_cap_tokens)
+        study.tell(ticket, evaluation, float(number))
+    assert len(budgets) > 10 and 0 in caps and len(caps) > 10
+
+
+def test_the_same_seed_asks_the_same_settings(space: SearchSpace, evaluation: Evaluation) -> None:
+    def asked(seed: int) -> list[Setting]:
+        study = SettingStudy(space, sampler="tpe", seed=seed)
+        out = []
+        for number in range(30):
+            ticket = study.ask()
+            out.append(ticket.setting)
+            study.tell(ticket, evaluation, -abs(ticket.setting.step_tokens - 700.0) - number * 1e-9)
+        return out
+
+    assert asked(5) == asked(5)
+    assert asked(5) != asked(6)
+
+
+def test_a_warm_start_is_asked_first_and_survives_the_way_through_the_grid(space: SearchSpace) -> None:
+    study = SettingStudy(space, sampler="tpe", seed=0)
+    wanted = [BASE._replace(step_tokens=512, chunk_cap_tokens=96), BASE._replace(step_tokens=640, chunk_cap_tokens=0)]
+    for setting in wanted:
+        study.enqueue(setting)
+    assert [study.ask().setting for _ in wanted] == wanted
+
+
+def test_a_setting_off_the_grid_enters_at_its_nearest_neighbour(space: SearchSpace) -> None:
+    study = SettingStudy(space, sampler="tpe", seed=0)
+    study.enqueue(BASE._replace(step_tokens=1021, chunk_cap_tokens=3))
+    assert study.ask().setting == BASE._replace(step_tokens=1024, chunk_cap_tokens=16)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_no_number_fails_the_trial_and_the_study_goes_on(
+    space: SearchSpace, evaluation: Evaluation, bad: float
+) -> None:
+    study = SettingStudy(space, sampler="tpe", seed=0)
+    study.tell(study.ask(), evaluation, bad)
+    again = study.ask()
+    study.tell(again, evaluation, 0.5)
+    assert again.number == 1
+
+
+def test_a_trial_cannot_be_told_twice(space: SearchSpace, evaluation: Evaluation) -> None:
+    study = SettingStudy(space, sampler="tpe", seed=0)
+    ticket = study.ask()
+    study.tell(ticket, evaluation, 0.5)
+    with pytest.raises(RefusedError):
+        study.tell(ticket, evaluation, 0.6)
+
+
+def test_margins_reach_the_sampler_finite_and_capped(evaluation: Evaluation) -> None:
+    far = [row for row in evaluation.margins if row.margin > MARGIN_CAP]
+    assert all(capped_margin(row) == MARGIN_CAP for row in far)
+    assert all(math.isfinite(capped_margin(row)) for row in evaluation.margins)
+    assert constraint_names(evaluation.margins) == ["ttft-p99-2s", "gap-p99-0.03s"]
+
+
+def test_an_unknown_sampler_is_refused(space: SearchSpace) -> None:
+    with pytest.raises(RefusedError, match="tpe"):
+        SettingStudy(space, sampler="annealing", seed=0)
