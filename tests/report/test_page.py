@@ -167,3 +167,10 @@ def test_tables_are_rectangular(build: Any) -> None:
 )
 def test_seconds(value: Any, said: str) -> None:
     assert words.seconds(value) == said
+
+
+def test_what_misses_a_target_is_not_called_recommended() -> None:
+    made = record(verdict="infeasible", best=trial("search", 512, 16, feasible=False))
+    for text in (html_page(made), markdown_page(made), summary(made)):
+        assert "Nothing meets every target" in text
+        assert "recommended" not in text

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from policies.step_time import StepModel, step_time
 from tuner.record import Number, RunRecord, TrialPart
 from tuner.report import words
+from tuner.report.headline import after_word
 from tuner.report.svg import Axis, Plot, Point
 
 ENDLESS_FACTOR = 3.0  # a latency that never came is drawn above the largest one that did
@@ -57,7 +58,7 @@ def _marks(plot: Plot, record: RunRecord) -> None:
         plot.upright(before, "current", f"in force {words.count(before)}")
         return
     plot.upright(before, "current", f"in force {words.count(before)}")
-    plot.upright(after, "best", f"recommended {words.count(after)}", row=1)
+    plot.upright(after, "best", f"{after_word(record)} {words.count(after)}", row=1)
 
 
 def _feasible_range(plot: Plot, sweep: Sequence[TrialPart]) -> str:
@@ -96,7 +97,7 @@ def good_against_budget(record: RunRecord) -> Chart | None:
     if record.current.attainment is not None:
         plot.dots([(_budget(record.current), record.current.attainment)], "current", 6.0)
     caption = f"{said} Simulated, {n} requests a point, no chunk cap; the two large dots have their own chunk cap."
-    legend = (("t0", "budget alone"), ("best", "recommended"), ("current", "in force"))
+    legend = (("t0", "budget alone"), ("best", after_word(record)), ("current", "in force"))
     return Chart(title, plot.render("good"), caption, legend)
 
 
@@ -165,7 +166,7 @@ def ttft_against_gap(record: RunRecord) -> Chart | None:
     kinds = (("random", "t5"), ("sweep", "t1"), ("search", "t0"))
     for role, style in kinds:
         plot.dots([point for trial, point in placed if trial.role == role], style, 3.0)
-    for trial, style, label in ((record.current, "current", "in force"), (record.best, "best", "recommended")):
+    for trial, style, label in ((record.current, "current", "in force"), (record.best, "best", after_word(record))):
         point = next((place for found, place in reversed(placed) if found is trial), None)
         if point is not None:
             plot.diamond(point, style, label)
@@ -201,7 +202,7 @@ def budget_and_cap(record: RunRecord) -> Chart | None:
     for trial in sorted(trials, key=lambda t: t.attainment or 0.0):
         shade = min(int((trial.attainment or 0.0) * 5), 4)
         plot.dots([(_budget(trial), _cap(trial) or none_at)], f"s{shade}", 4.0)
-    for trial, style, label in ((record.current, "current", "in force"), (record.best, "best", "recommended")):
+    for trial, style, label in ((record.current, "current", "in force"), (record.best, "best", after_word(record))):
         plot.diamond((_budget(trial), _cap(trial) or none_at), style, label)
     legend = tuple((f"s{i}", f"{i * 20} to {i * 20 + 20} %") for i in range(5))
     return Chart(title, plot.render("heat"), f"Simulated, {words.count(len(trials))} trials.", legend)

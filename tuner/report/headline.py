@@ -24,6 +24,11 @@ def headline(record: RunRecord) -> Headline:
     return Headline(_title(record), _what(record), _why(record), _limit(record), _caveats(record), _undo(record))
 
 
+def after_word(record: RunRecord) -> str:
+    """What to call the setting beside the one in force: nobody recommends what misses a target."""
+    return "nearest" if record.verdict == "infeasible" else "recommended"
+
+
 def good_share(trial: TrialPart) -> str:
     """``98.2 % of requests``."""
     return f"{words.share(trial.attainment)} of requests"
@@ -71,10 +76,11 @@ def knob_value(name: str, value: float) -> str:
 def _title(record: RunRecord) -> str:
     if record.verdict == "keep":
         return "Change nothing: the setting in force is within noise of the best"
-    moved = " and ".join(f"{knob} to {new}" for knob, _, new in changes(record))
+    moved = changes(record)
     if record.verdict == "infeasible":
-        return f"Nothing meets every target on this traffic; nearest: {moved or 'the setting in force'}"
-    return f"Set {moved}" if moved else "Change nothing"
+        nearest = " and ".join(f"{knob} {new}" for knob, _, new in moved) or "the setting in force"
+        return f"Nothing meets every target on this traffic; nearest: {nearest}"
+    return "Set " + " and ".join(f"{knob} to {new}" for knob, _, new in moved) if moved else "Change nothing"
 
 
 def _what(record: RunRecord) -> str:
@@ -82,7 +88,8 @@ def _what(record: RunRecord) -> str:
     if not moved:
         return f"Keep {words.setting(record.current)}."
     if record.verdict == "infeasible":
-        return f"No setting meets every target for the whole run. The one that misses least: {moved}."
+        most = "with most tokens per second" if record.objective == "tokens_per_s" else "with most good requests"
+        return f"No setting meets every target for the whole run. The one {most}: {moved}."
     return f"Change {moved}."
 
 

@@ -11,7 +11,7 @@ from tuner.report import tables, words
 from tuner.report.charts import charts
 from tuner.report.flags import vllm_flags, vllm_flags_before
 from tuner.report.glossary import GLOSSARY
-from tuner.report.headline import headline
+from tuner.report.headline import after_word, headline
 
 
 def _source(name: str) -> str:
@@ -49,6 +49,7 @@ def html_page(record: RunRecord) -> str:
             record=record,
             head=headline(record),
             words=words,
+            after_word=after_word(record),
             flags=vllm_flags(record, record.best),
             flags_before=vllm_flags_before(record),
             tables=shown,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tuner.record import RunRecord, TrialPart
 from tuner.report import flags, words
-from tuner.report.headline import knob_value
+from tuner.report.headline import after_word, knob_value
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def outcome(record: RunRecord) -> Table:
     )
     return Table(
         "Before and after",
-        ("", "in force", "recommended", "samples"),
+        ("", "in force", after_word(record), "samples"),
         tuple(rows),
         "Simulated. A target is judged twice: for the run by the quantile shown here, and for each request "
         "(goodput) by whether that request met it.",
@@ -86,7 +86,7 @@ def baselines(record: RunRecord) -> Table:
     if best_sweep is not None:
         rows.append(_baseline_row("best budget alone (sweep)", best_sweep))
     rows.append(_baseline_row(f"random search, {words.count(record.search.random_trials)} trials", record.random_best))
-    rows.append(_baseline_row("recommended", record.best))
+    rows.append(_baseline_row(after_word(record), record.best))
     return Table(
         "What simpler ways would have found",
         ("", "budget", "chunk cap", "good requests", "goodput", "targets", "TTFT p99", "gap p99"),
@@ -136,7 +136,7 @@ def groups(record: RunRecord) -> Table:
         "Who gains and who pays",
         ("by", "group", "requests", "good requests", "TTFT p50", "TTFT p99", "longest gap p99"),
         rows,
-        "Simulated; in force → recommended. A quantile of a group with few requests rests on few samples.",
+        f"Simulated; in force → {after_word(record)}. A quantile of a group with few requests rests on few samples.",
         (2, 3, 4, 5, 6),
     )
 
