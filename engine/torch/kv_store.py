@@ -1,0 +1,58 @@
+"""The KV entries of all requests: for each layer one tensor of blocks for the keys and one for the values."""
+
+from collections.abc import Sequence
+
+import torch
+
+from policies.errors import bad_value
+
+
+class KvStore:
+    """``keys[layer]`` and ``values[layer]``: (blocks, block_tokens, kv_heads, head_dim).
+
+    Slot ``block * block_tokens + offset`` holds one token. Zeroed at the start: attention reads whole blocks
+    and masks the rest, and a masked weight of 0 times a stray NaN would still be NaN.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        blocks: int,
+        block_tokens: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        if blocks < 1 or block_tokens < 1:
+            raise bad_value("KV store", f"{blocks} blocks of {block_tokens}", "at least 1 of 1", "give --kv-blocks N")
+        self.blocks = blocks
+        self.block_tokens = block_tokens
+        self.kv_heads = kv_heads
+        self.head_dim = head_dim
+        self.dtype = dtype
+        self.device = device
+        shape = (blocks, block_tokens, kv_heads, head_dim)
+        self.keys: Sequence[torch.Tensor] = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.values: Sequence[torch.Tensor] = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+
+    def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Store one step's new entries of a layer; slots: (tokens,), key and value: (tokens, kv_heads, head_dim)."""
+        shape = (self.blocks * self.block_tokens, self.kv_heads, self.head_dim)
+        self.keys[layer].view(shape).index_copy_(0, slots, key)
+        self.values[layer].view(shape).index_copy_(0, slots, value)
+
+    def read_blocks(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the named blocks in order: two tensors (blocks * block_tokens, kv_heads, head_dim)."""
+        shape = (len(blocks) * self.block_tokens, self.kv_heads, self.head_dim)
+        # Rows of whole blocks: index_select then copies one long run for each block.
+        keys = self.keys[layer].view(self.blocks, -1).index_select(0, blocks)
+        values = self.values[layer].view(self.blocks, -1).index_select(0, blocks)
+        return keys.view(shape), values.view(shape)
+
+    def read_slots(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of single slots in order: two tensors (slots, kv_heads, head_dim)."""
+        shape = (self.blocks * self.block_tokens, self.kv_heads, self.head_dim)
+        keys, values = self.keys[layer].view(shape), self.values[layer].view(shape)
+        return keys.index_select(0, slots), values.index_select(0, slots)

@@ -1,0 +1,179 @@
+"""Loads a causal language model and makes a runner of it: device, dtype, KV store, facts."""
+
+from typing import Literal
+
+import torch
+from huggingface_hub.errors import (  # type: ignore[import-not-found, unused-ignore] # absent beside the type checker
+    StrictDataclassError,
+)
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from engine.step import ModelFacts
+from engine.torch.attention import NAME as ATTENTION
+from engine.torch.kv_store import KvStore
+from engine.torch.memory import auto_kv_blocks
+from engine.torch.runner import TorchRunner
+from policies.errors import InputError, bad_value
+
+# Families whose attention is ours to replace: causal, grouped heads, at most a sliding window.
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+# Rotary embeddings that depend on a token's position alone. The others ("dynamic", "longrope") look at the longest
+# request of the step, so a request's output would depend on its neighbours.
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DEFAULT_BLOCK_TOKENS = 16
+
+
+def load_runner(
+    source: str,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    kv_blocks: int | Literal["auto"] = "auto",
+    block_tokens: int = DEFAULT_BLOCK_TOKENS,
+) -> TorchRunner:
+    """A runner for the model in folder ``source`` (or of that name on the hub or in its cache).
+
+    device: auto, cpu, cuda or cuda:N. dtype: auto, float32, bfloat16 or float16. Raises InputError when the
+    source, the device or the dtype cannot be used, InfeasibleError when no KV block fits the memory.
+    """
+    place = choose_device(device)
+    kind = choose_dtype(dtype, place)
+    config = read_config(source)
+    check_config(config, source)
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source, config=config, dtype=kind, attn_implementation=ATTENTION, output_loading_info=True
+        )
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise InputError(f"the weights of {source!r} cannot be loaded: {_first_line(error)}; fetch it again") from error
+    if report["missing_keys"]:
+        some = ", ".join(sorted(report["missing_keys"])[:3])
+        count = len(report["missing_keys"])
+        raise InputError(f"the weights of {source!r} lack {count} tensors ({some}); fetch it again")
+    return make_runner(model.to(place), name=source, kv_blocks=kv_blocks, block_tokens=block_tokens)
+
+
+def make_runner(
+    model: PreTrainedModel,
+    *,
+    name: str,
+    kv_blocks: int | Literal["auto"] = "auto",
+    block_tokens: int = DEFAULT_BLOCK_TOKENS,
+) -> TorchRunner:
+    """A runner for a model that is in memory already, on its device and in its dtype; sets its attention to ours."""
+    config = model.config
+    check_config(config, name)
+    model.set_attn_implementation(ATTENTION)
+    model.eval()
+    layers, kv_heads, head_dim = _attention_shape(config)
+    token_bytes = 2 * layers * kv_heads * head_dim * model.dtype.itemsize
+    if block_tokens < 1:
+        raise bad_value("block size", block_tokens, "at least 1 token", "16 is usual")
+    most_tokens = int(config.max_position_embeddings)
+    if kv_blocks == "auto":
+        kv_blocks = auto_kv_blocks(model.device, token_bytes * block_tokens, most_tokens, block_tokens)
+    store = KvStore(
+        layers=layers,
+        blocks=kv_blocks,
+        block_tokens=block_tokens,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        dtype=model.dtype,
+        device=model.device,
+    )
+    facts = ModelFacts(
+        name=name,
+        family=config.model_type,
+        parameters=sum(weight.numel() for weight in model.parameters()),
+        weight_bytes=sum(weight.numel() * weight.element_size() for weight in model.parameters()),
+        kv_bytes_per_token=token_bytes,
+        layers=layers,
+        vocab_tokens=int(config.vocab_size),
+        max_model_tokens=most_tokens,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+        kv_blocks=kv_blocks,
+        block_tokens=block_tokens,
+        eos_token_ids=_eos_token_ids(model),
+    )
+    return TorchRunner(model, store, facts)
+
+
+def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
+    """The tokenizer beside the model. Raises InputError when there is none."""
+    try:
+        return AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{source!r} has no usable tokenizer: {_first_line(error)}; add tokenizer.json") from error
+
+
+def read_config(source: str) -> PretrainedConfig:
+    """The model's config.json. Raises InputError when it is not there or not readable."""
+    try:
+        return AutoConfig.from_pretrained(source)
+    except (OSError, ValueError, StrictDataclassError) as error:
+        raise InputError(
+            f"{source!r} is no model: {_first_line(error)}; give a folder with config.json (rooftune make-model DIR "
+            "makes one, rooftune get-model smollm2-135m DIR brings a real one) or a name on the hub"
+        ) from error
+
+
+def check_config(config: PretrainedConfig, name: str) -> None:
+    """Raises InputError for a model that our attention would compute wrongly."""
+    if config.model_type not in FAMILIES:
+        raise bad_value(f"family of {name!r}", config.model_type, f"one of {', '.join(FAMILIES)}", "take another model")
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") not in ROPE_TYPES:
+        raise bad_value(
+            f"rotary embedding of {name!r}", rope["rope_type"], f"one of {', '.join(ROPE_TYPES)}", "take another model"
+        )
+    if getattr(config, "quantization_config", None):
+        raise InputError(f"{name!r} is quantized; give the model in float32, bfloat16 or float16")
+
+
+def choose_device(device: str) -> torch.device:
+    """``auto`` is CUDA where there is a card, else the CPU. Raises InputError."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, index = device.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not (kind == "cuda" and index.isdecimal())):
+        raise bad_value("device", device, "auto, cpu, cuda or cuda:N", "leave it out to choose by itself")
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        raise InputError(f"device {device!r}: torch sees {torch.cuda.device_count()} CUDA cards; use --device cpu")
+    return torch.device(device)
+
+
+def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """``auto`` is bfloat16 where the device computes it, else float16 on CUDA, float32 on a CPU. Raises InputError."""
+    if dtype == "auto":
+        if device.type == "cuda":
+            return torch.bfloat16 if torch.cuda.get_device_capability(device)[0] >= 8 else torch.float16
+        abilities = torch.cpu.get_capabilities()
+        return torch.bfloat16 if abilities.get("avx512_bf16") or abilities.get("amx_bf16") else torch.float32
+    if dtype not in DTYPES:
+        raise bad_value("dtype", dtype, f"auto or one of {', '.join(DTYPES)}", "leave it out to choose by itself")
+    return DTYPES[dtype]
+
+
+def _attention_shape(config: PretrainedConfig) -> tuple[int, int, int]:
+    """Layers, key heads, width of a head."""
+    heads = int(config.num_attention_heads)
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return int(config.num_hidden_layers), int(config.num_key_value_heads or heads), int(width)
+
+
+def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    generation = getattr(model, "generation_config", None)
+    found = getattr(generation, "eos_token_id", None)
+    if found is None:
+        found = model.config.eos_token_id
+    if found is None:
+        return ()
+    return tuple(found) if isinstance(found, list) else (int(found),)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -1,0 +1,106 @@
+"""Makes a small model with random weights and a tokenizer of its own: load for a machine without a download.
+
+Its words mean nothing; its steps cost what a real model of that shape costs.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from engine.models.catalog import check_target
+from engine.models.corpus import made_up_text
+from policies.errors import bad_value
+
+PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Shape of a made model; vocab_tokens is the most the tokenizer may learn."""
+
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    vocab_tokens: int
+
+
+SHAPES = {
+    "tiny": Shape(layers=2, hidden=64, inner=192, heads=4, kv_heads=2, vocab_tokens=1024),
+    "small": Shape(layers=12, hidden=384, inner=1024, heads=6, kv_heads=2, vocab_tokens=8192),
+    "medium": Shape(layers=24, hidden=640, inner=1728, heads=10, kv_heads=5, vocab_tokens=8192),
+    "large": Shape(layers=24, hidden=1024, inner=2816, heads=16, kv_heads=4, vocab_tokens=8192),
+}
+
+
+def make_model(target: Path, *, size: str, seed: int, max_model_tokens: int = 8192) -> int:
+    """Write a made model into ``target``, weights in bfloat16; returns its number of parameters.
+
+    The same arguments give the same weights and the same tokenizer. Raises InputError for an unknown size, a
+    bound broken or a target that is not empty.
+    """
+    if size not in SHAPES:
+        raise bad_value("size", size, f"one of {', '.join(SHAPES)}", "small is a good start")
+    if not 0 <= seed < 2**63:
+        raise bad_value("seed", seed, "within 0..2**63 - 1", "any number will do")
+    if not 16 <= max_model_tokens <= 1 << 20:
+        raise bad_value("max_model_tokens", max_model_tokens, "within 16..1048576", "8192 is usual")
+    check_target(target)
+    shape = SHAPES[size]
+    tokenizer = train_tokenizer(shape.vocab_tokens, seed, max_model_tokens)
+    model = random_llama(shape, len(tokenizer), seed, max_model_tokens)
+    target.mkdir(parents=True, exist_ok=True)
+    model.to(torch.bfloat16).save_pretrained(target)
+    tokenizer.save_pretrained(target)
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def random_llama(shape: Shape, vocab_tokens: int, seed: int, max_model_tokens: int) -> LlamaForCausalLM:
+    """A Llama of that shape with random weights, float32; token ids 0, 1, 2 are padding, start and end."""
+    config = LlamaConfig(
+        vocab_size=vocab_tokens,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=max_model_tokens,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config)
+
+
+def train_tokenizer(vocab_tokens: int, seed: int, max_model_tokens: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer trained on made-up text, with a chat template; it encodes any text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_tokens,
+        special_tokens=[PAD, START, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    text = made_up_text(seed, rare_words=vocab_tokens, sentences=2 * vocab_tokens)
+    tokenizer.train_from_iterator(text, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        bos_token=START,
+        eos_token=END,
+        model_max_length=max_model_tokens,
+        chat_template=CHAT_TEMPLATE,
+    )
