@@ -174,3 +174,34 @@ def test_what_misses_a_target_is_not_called_recommended() -> None:
     for text in (html_page(made), markdown_page(made), summary(made)):
         assert "Nothing meets every target" in text
         assert "recommended" not in text
+
+
+def test_nothing_to_set_means_nothing_to_do_and_nothing_to_undo() -> None:
+    made = record(verdict="infeasible", best=trial("current", 2048))
+    assert "--max-num" not in summary(made)
+    assert "--max-num" not in markdown_page(made)
+    assert "Leave the engine as it is" in html_page(made)
+
+
+def test_run_in_which_nothing_ever_came_still_renders() -> None:
+    lost: dict[str, Any] = {
+        name: "inf" for name in trial("search", 512) if name.endswith("_s") and "tokens" not in name
+    }
+    lost |= {
+        "margins": [{"measured_s": "inf", "margin": "inf", "samples": 5}] * 2,
+        "attainment": 0.0,
+        "feasible": False,
+    }
+    empty = lost | {"gap_p99_s": None, "gap_p50_s": None, "goodput_rps": None, "attainment": None, "tpot_p95_s": None}
+    trials = [trial("sweep", budget, **lost) for budget in (512, 1024)] + [trial("search", 512, 64, **empty)] * 3
+    names = {name: trial(name, 2048, **empty) for name in ("current", "best", "random_best")}
+    made = record(verdict="infeasible", noise=None, trials=trials, **names)
+    _checked(html_page(made))
+    assert "no samples" in summary(made)
+    assert words.NEVER in markdown_page(made)
+
+
+def test_target_without_samples_is_said_not_to_be_judged() -> None:
+    rows = [{"measured_s": 1.0, "margin": -0.5, "samples": 10}, {"measured_s": None, "margin": None, "samples": 0}]
+    made = record(best=trial("search", 704, margins=rows))
+    assert any("No sample for gap between tokens p99" in line for line in headline(made).caveats)

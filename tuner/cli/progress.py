@@ -38,7 +38,7 @@ class Progress:
             self._stream.flush()
             self._width = len(text)
             return
-        part = (stage, done * _SPARSE_STEPS // max(total, 1))
+        part = (stage, done * _SPARSE_STEPS // total if total > 1 else 0)
         if part != self._said:
             self._said = part
             self.say(text)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tuner.record import RunRecord, TrialPart
 from tuner.report import words
-from tuner.report.flags import vllm_flags, vllm_flags_before
+from tuner.report.flags import vllm_flags_before
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,11 @@ def _caveats(record: RunRecord) -> tuple[str, ...]:
         assumed.insert(0, f"the setting in force (budget {words.tokens(record.current.setting['step_tokens'])})")
     if assumed:
         found.append("Also assumed, because not given: " + ", ".join(_ENGINE_WORDS.get(a, a) for a in assumed) + ".")
+    unjudged = [
+        words.target(part) for part, row in zip(record.targets, record.best.margins, strict=True) if not row.samples
+    ]
+    if unjudged:
+        found.append(f"No sample for {'; '.join(unjudged)} in this traffic, so that could not be judged.")
     if record.best.refused:
         found.append(f"{words.count(record.best.refused)} requests could never fit the KV pool and count as failed.")
     return tuple(found)
@@ -144,12 +149,12 @@ _ENGINE_WORDS = {
 }
 
 
+def moves(record: RunRecord) -> bool:
+    """Whether there is anything to set."""
+    return record.best.setting != record.current.setting
+
+
 def _undo(record: RunRecord) -> str:
-    if record.verdict == "keep":
+    if not moves(record):
         return "Nothing to undo."
     return f"Restart the engine with the flags it had: {vllm_flags_before(record).text}"
-
-
-def do(record: RunRecord) -> str:
-    """The one command line to act on."""
-    return "vllm serve MODEL " + vllm_flags(record, record.best).text

@@ -6,7 +6,7 @@ from tuner.record import RunRecord
 from tuner.report import tables, words
 from tuner.report.flags import vllm_flags, vllm_flags_before
 from tuner.report.glossary import GLOSSARY
-from tuner.report.headline import headline
+from tuner.report.headline import headline, moves
 from tuner.report.tables import Table
 
 _SPECIAL = re.compile(r"([\\`*_|\[\]])")
@@ -28,7 +28,7 @@ def table_lines(table: Table) -> list[str]:
 
 def markdown_page(record: RunRecord) -> str:
     """The whole page, ending in one newline."""
-    head, set_flags = headline(record), vllm_flags(record, record.best)
+    head = headline(record)
     targets = "; ".join(words.target(part) for part in record.targets) or "none; the objective is tokens per second"
     lines = [
         f"# {escaped(head.title)}",
@@ -38,9 +38,7 @@ def markdown_page(record: RunRecord) -> str:
         f"- **What:** {escaped(head.what)}",
         f"- **Why:** {escaped(head.why)} {escaped(head.limit)}",
         f"- **Targets:** {escaped(targets)}.",
-        f"- **How:** start vLLM with `{set_flags.text}`",
-        *(f"  - {escaped(note)}" for note in set_flags.notes),
-        f"- **Undo:** {_undo(record, head.undo)}",
+        *_how(record),
         "",
         "How far to trust this:",
         "",
@@ -59,7 +57,12 @@ def markdown_page(record: RunRecord) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _undo(record: RunRecord, sentence: str) -> str:
-    if record.verdict == "keep":
-        return sentence
-    return f"restart the engine with the flags it had: `{vllm_flags_before(record).text}`"
+def _how(record: RunRecord) -> list[str]:
+    if not moves(record):
+        return ["- **How:** leave the engine as it is."]
+    flags = vllm_flags(record, record.best)
+    return [
+        f"- **How:** start vLLM with `{flags.text}`",
+        *(f"  - {escaped(note)}" for note in flags.notes),
+        f"- **Undo:** restart it with the flags it had: `{vllm_flags_before(record).text}`",
+    ]

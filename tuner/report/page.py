@@ -11,7 +11,7 @@ from tuner.report import tables, words
 from tuner.report.charts import charts
 from tuner.report.flags import vllm_flags, vllm_flags_before
 from tuner.report.glossary import GLOSSARY
-from tuner.report.headline import after_word, headline
+from tuner.report.headline import after_word, headline, moves
 
 
 def _source(name: str) -> str:
@@ -50,6 +50,7 @@ def html_page(record: RunRecord) -> str:
             head=headline(record),
             words=words,
             after_word=after_word(record),
+            moves=moves(record),
             flags=vllm_flags(record, record.best),
             flags_before=vllm_flags_before(record),
             tables=shown,

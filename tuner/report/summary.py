@@ -5,7 +5,7 @@ import textwrap
 from tuner.record import RunRecord
 from tuner.report import words
 from tuner.report.flags import vllm_flags
-from tuner.report.headline import headline
+from tuner.report.headline import headline, moves
 
 COLUMNS = 100
 _INDENT = 11
@@ -25,11 +25,12 @@ def summary(record: RunRecord) -> str:
         ("goodput", _goodput(record)),
     ):
         lines += _entry(label, text)
-    # Not wrapped: it is there to be copied.
-    lines.append(f"  {'vLLM':<{_INDENT - 2}}{flags.text}")
-    for note in flags.notes:
-        lines += _entry("", note)
-    lines += _entry("undo", head.undo)
+    if moves(record):
+        # Not wrapped: it is there to be copied.
+        lines.append(f"  {'vLLM':<{_INDENT - 2}}{flags.text}")
+        for note in flags.notes:
+            lines += _entry("", note)
+        lines += _entry("undo", head.undo)
     for index, caveat in enumerate(head.caveats):
         lines += _entry("trust" if index == 0 else "", caveat)
     lines += _entry("search", _search(record))
