@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from policies.request import Boot, Setting
+from policies.request import FIXED_BUDGET, Boot, Setting
 from policies.step_time import StepModel
 from tuner.sim.engine import Engine
 from tuner.sim.twin import Change
@@ -93,7 +93,7 @@ def make_model(pick: Pick) -> StepModel:
 def make_run(pick: Pick, n: int, changes: int, scarce_blocks: bool) -> Run:
     """A whole run. scarce_blocks: the pool only just holds the largest request (or not even that)."""
     traffic = make_traffic(pick, n)
-    block_tokens, chunking = pick([4, 16]), pick([1, 1, 1, 0])
+    block_tokens, chunking = pick([4, 16]), pick([1, 1, 1, 1, 0])
     least = int((traffic.prompt_tokens + traffic.output_tokens).max()) if chunking == 0 and pick([1, 1, 1, 0]) else 1
     ceiling = max(pick([16, 64, 256, 1024]), least)
     boot = Boot(ceiling, block_tokens, chunking, pick([0, 1]), pick([0, 1]), pick([0, 1]))
@@ -101,12 +101,15 @@ def make_run(pick: Pick, n: int, changes: int, scarce_blocks: bool) -> Run:
     spare = pick(range(-1, 12)) if scarce_blocks else int(whole.sum())
     most_running = min(pick([16, 16, 4]), ceiling)
     at_s = sorted(pick(range(1000)) / 1000.0 for _ in range(changes))
+    fixed = {} if chunking else {"budget_policy": FIXED_BUDGET}  # a whole prompt never fits a budget that shrinks
+    setting = make_setting(pick, least, ceiling, most_running)._replace(**fixed)
+    changes = tuple(Change(t, make_setting(pick, least, ceiling, most_running)._replace(**fixed)) for t in at_s)
     return Run(
         traffic,
         Engine(boot, max(int(whole.max()) + spare, 1), most_running, 0.001, 0.002),
-        make_setting(pick, least, ceiling, most_running),
+        setting,
         make_model(pick),
-        tuple(Change(instant, make_setting(pick, least, ceiling, most_running)) for instant in at_s),
+        changes,
     )
 
 

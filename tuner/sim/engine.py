@@ -1,9 +1,13 @@
 """What the twin knows of the engine it stands for, and which settings that engine may be given."""
 
+import math
 from dataclasses import dataclass
 
 from policies.errors import bad_value
-from policies.request import Boot, Setting
+from policies.request import DEADLINE, FCFS, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Boot, Setting
+
+_BUDGET_POLICIES = (FIXED_BUDGET, STEP_TIME_TARGET, PRESSURE)
+_ORDER_POLICIES = (FCFS, SHORTEST_FIRST, DEADLINE)
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,14 @@ class Engine:
 
 
 def check_setting(setting: Setting, engine: Engine) -> None:
-    """Raise InputError when a setting is outside the boot envelope or would starve decodes."""
+    """Raise InputError when a setting is outside the boot envelope, makes no sense or would starve decodes."""
+    for name, value in setting._asdict().items():
+        if math.isnan(value) or value < 0:
+            raise bad_value(name, value, "at least 0", "0 means no limit for every cap")
+    if setting.budget_policy not in _BUDGET_POLICIES:
+        raise bad_value("budget policy", setting.budget_policy, f"one of {_BUDGET_POLICIES}", "choose one")
+    if setting.order_policy not in _ORDER_POLICIES:
+        raise bad_value("order policy", setting.order_policy, f"one of {_ORDER_POLICIES}", "choose one")
     if not 1 <= setting.step_tokens <= engine.boot.ceiling_tokens:
         raise bad_value(
             "token budget",
@@ -49,4 +60,11 @@ def check_setting(setting: Setting, engine: Engine) -> None:
             setting.step_tokens,
             f"at least the sequence cap ({setting.max_running})",
             "a smaller one starves decodes: raise it or lower the sequence cap",
+        )
+    if engine.boot.chunking == 0 and setting.budget_policy != FIXED_BUDGET:
+        raise bad_value(
+            "budget policy",
+            setting.budget_policy,
+            f"{FIXED_BUDGET} (fixed) while chunking is off",
+            "a prompt that has to run whole never fits a budget that shrinks: turn chunking on",
         )

@@ -1,8 +1,10 @@
 """The digital twin: one call replays traffic under a setting and returns a ``RunResult``."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -112,6 +114,11 @@ def simulate(
     """
     for wanted in (setting, *(change.setting for change in changes)):
         check_setting(wanted, engine)
+    for before, change in pairwise((Change(-math.inf, setting), *changes)):
+        if not before.at_s <= change.at_s < math.inf:
+            raise bad_value(
+                "instant of a change", change.at_s, f"finite and at least {before.at_s:g}", "sort the changes by time"
+            )
     return run_prepared(
         _replay(),
         prepare(traffic, engine),
