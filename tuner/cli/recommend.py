@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     trials = TRIALS if args.trials is None else parse_count(args.trials, "--trials", high=100_000)
     seed = 0 if args.seed is None else parse_count(args.seed, "--seed", low=0, high=2**32 - 1)
     slo, profile = read_slo(args)
-    model, model_part = read_model(args)
+    model, model_part = read_model(args.step_model)
     traffic, changes = read_traffic(args)
     engine, traffic, caching, sources = read_engine(args, traffic)
     current, current_source = read_current(args, engine)

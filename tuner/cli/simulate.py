@@ -2,17 +2,28 @@
 
 import argparse
 import sys
+from dataclasses import dataclass
+from pathlib import Path
 
 from policies.commands import Command
+from policies.errors import InputError
+from policies.request import Setting
+from policies.slo import Slo
+from policies.step_time import NAMED_MODELS, StepModel
 from tuner.cli.engine_flags import add_engine_flags, read_engine
 from tuner.cli.progress import progress_to_stderr, warm_twin
 from tuner.cli.setting_flags import add_setting_flags, read_setting
 from tuner.cli.target_flags import add_target_flags, read_slo
-from tuner.cli.traffic_flags import add_model_flag, add_traffic_flags, read_model, read_traffic
+from tuner.cli.traffic_flags import add_model_flag, add_traffic_flags, read_model, read_traffic, without_prefixes
+from tuner.record import EnginePart, Source, StepModelPart
 from tuner.report.build import engine_part, traffic_part
 from tuner.report.replays import one_setting, record_line, replay_record, table_text, what_was_replayed
 from tuner.search.evaluation import Role
-from tuner.search.objective import evaluate
+from tuner.search.objective import judge
+from tuner.sim.engine import Engine, check_setting
+from tuner.sim.simulate_input import read_simulate_input
+from tuner.sim.twin import Change, simulate
+from tuner.sim.workload import Traffic
 
 _EXAMPLE = """example:
   rooftune simulate --traffic trace.csv --step-model 8b-2tbs --step-tokens 512 --chunk-cap 128 --gap-p99 30ms"""
@@ -22,37 +33,98 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``simulate``."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
-    add_traffic_flags(parser)
-    add_model_flag(parser)
+    parser.add_argument("--input", metavar="FILE", help="all of it from one JSON file instead of flags")
+    add_traffic_flags(parser, needed=False)
+    add_model_flag(parser, needed=False)
     add_setting_flags(parser)
     add_target_flags(parser)
     add_engine_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--quiet", action="store_true", help="no progress")
+    defaults = {name: parser.get_default(name) for name in vars(parser.parse_args([]))}
+    parser.set_defaults(flag_defaults=defaults)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One simulation, from flags or from a file."""
+
+    traffic: Traffic
+    traffic_changes: tuple[str, ...]
+    model: StepModel
+    model_part: StepModelPart
+    engine: Engine
+    engine_part: EnginePart
+    setting: Setting
+    changes: tuple[Change, ...]
+    slo: Slo
+
+
+def _from_flags(args: argparse.Namespace) -> _Job:
+    for flag in ("traffic", "step_model"):
+        if getattr(args, flag) is None:
+            raise InputError(f"--{flag.replace('_', '-')} is missing; give it, or everything in a file with --input")
+    slo, _ = read_slo(args, needed=False)
+    model, model_part = read_model(args.step_model)
+    traffic, changes = read_traffic(args)
+    engine, traffic, caching, sources = read_engine(args, traffic)
+    part = engine_part(engine, caching, sources)
+    return _Job(traffic, changes, model, model_part, engine, part, read_setting(args, engine, model), (), slo)
+
+
+def _from_file(args: argparse.Namespace) -> _Job:
+    for name, default in args.flag_defaults.items():
+        if name not in ("input", "json", "quiet") and getattr(args, name) != default:
+            raise InputError(f"--input says everything, so --{name.replace('_', '-')} does not go with it; drop one")
+    path = Path(args.input)
+    given = read_simulate_input(path)
+    slo = given.slo()
+    setting, changes = given.settings()
+    beside = str(path.parent / given.step_model)
+    model, model_part = read_model(given.step_model if given.step_model in NAMED_MODELS else beside)
+    traffic = given.load_traffic(path.parent)
+    if not given.engine.prefix_caching:
+        traffic = without_prefixes(traffic)
+    engine = given.engine.engine(traffic)
+    sources: dict[str, Source] = {
+        shown: "given" if name in given.engine.model_fields_set else "assumed" for shown, name in _ENGINE_NAMES.items()
+    }
+    part = engine_part(engine, given.engine.prefix_caching, sources)
+    return _Job(traffic, (), model, model_part, engine, part, setting, changes, slo)
+
+
+_ENGINE_NAMES = {
+    "ceiling_tokens": "ceiling_tokens",
+    "kv_tokens": "kv_tokens",
+    "block_tokens": "block_tokens",
+    "max_seqs": "max_seqs",
+    "prefix_caching": "prefix_caching",
+    "decodes_kept_moving": "keep_decodes_moving",
+}
 
 
 def run(args: argparse.Namespace) -> int:
     """Replay and print. Raises InputError before the replay."""
-    slo, _ = read_slo(args, needed=False)
-    model, model_part = read_model(args)
-    traffic, changes = read_traffic(args)
-    engine, traffic, caching, sources = read_engine(args, traffic)
-    setting = read_setting(args, engine, model)
+    job = _from_flags(args) if args.input is None else _from_file(args)
+    for wanted in (job.setting, *(change.setting for change in job.changes)):
+        check_setting(wanted, job.engine)
     with progress_to_stderr(args.quiet) as progress:
         warm_twin(progress)
-        row, _ = evaluate(traffic, engine, setting, model, slo, Role.CURRENT)
+        bounds = job.slo.gap_bounds()
+        result = simulate(job.traffic, job.engine, job.setting, job.model, changes=job.changes, gap_bounds_s=bounds)
     record = replay_record(
-        [row],
-        slo,
-        traffic=traffic_part(traffic, changes),
-        step_model=model_part,
-        engine=engine_part(engine, caching, sources),
+        [judge(result, job.setting, job.slo, Role.CURRENT)],
+        job.slo,
+        traffic=traffic_part(job.traffic, job.traffic_changes),
+        step_model=job.model_part,
+        engine=job.engine_part,
     )
     if args.json:
         sys.stdout.write(record_line(record))
         return 0
     table = one_setting(record)
-    print(f"{what_was_replayed(record)}\n{table.title}\n\n{table_text(table)}")
+    changed = "".join(f"\nfrom {change.at_s:g} s on: budget {change.setting.step_tokens:,}" for change in job.changes)
+    print(f"{what_was_replayed(record)}\n{table.title}{changed}\n\n{table_text(table)}")
     return 0
 
 

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     caps = parse_counts(args.caps, "--caps", low=0)
     if len(budgets) * len(caps) > MOST_SETTINGS:
         raise InputError(f"the grid has {len(budgets) * len(caps)} settings, must be at most {MOST_SETTINGS}; thin it")
-    model, model_part = read_model(args)
+    model, model_part = read_model(args.step_model)
     traffic, changes = read_traffic(args)
     engine, traffic, caching, sources = read_engine(args, traffic)
     if args.budgets is None:

@@ -20,10 +20,10 @@ from tuner.sim.workload import Traffic
 TEACHING = "teaching values, calculated and not measured on any hardware"
 
 
-def add_traffic_flags(parser: argparse.ArgumentParser) -> None:
+def add_traffic_flags(parser: argparse.ArgumentParser, *, needed: bool = True) -> None:
     """Which requests, and what is done to their times: first the window, then the rate, then the burst."""
     group = parser.add_argument_group("traffic")
-    group.add_argument("--traffic", required=True, metavar="FILE", help="trace or traffic file (CSV or JSON lines)")
+    group.add_argument("--traffic", required=needed, metavar="FILE", help="trace or traffic file (CSV or JSON lines)")
     group.add_argument("--format", default="auto", help=f"{', '.join(FORMATS)} (default auto: by the first line)")
     group.add_argument("--sort", action="store_true", help="sort requests that are out of order, instead of refusing")
     group.add_argument(
@@ -72,20 +72,19 @@ def without_prefixes(traffic: Traffic) -> Traffic:
     )
 
 
-def add_model_flag(parser: argparse.ArgumentParser) -> None:
+def add_model_flag(parser: argparse.ArgumentParser, *, needed: bool = True) -> None:
     """How long a step takes."""
     names = ", ".join(sorted(NAMED_MODELS))
     parser.add_argument(
         "--step-model",
-        required=True,
+        required=needed,
         metavar="NAME|FILE",
         help=f"how long a step takes: {names}, or a fitted model.json",
     )
 
 
-def read_model(args: argparse.Namespace) -> tuple[StepModel, StepModelPart]:
-    """The coefficients, and where they came from. Raises InputError."""
-    name = args.step_model
+def read_model(name: str) -> tuple[StepModel, StepModelPart]:
+    """The coefficients of a named set or a file, and where they came from. Raises InputError."""
     model = load_step_model(name)
     if name in NAMED_MODELS:
         return model, step_model_part(name, model, "assumed", TEACHING)
