@@ -1,0 +1,74 @@
+"""Order policies: a strict total order, with an aging bound that nothing gets past."""
+
+from functools import cmp_to_key
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies import request as r
+from policies.order import AGED, FIRST, IN_TIME, LATE, goes_before, rank, tokens_left
+from policies.request import DEADLINE, SHORTEST_FIRST, Setting, State
+from tests.policies.scheduler import waiting
+
+REQUESTS = st.lists(
+    st.tuples(st.integers(1, 50), st.sampled_from([0.0, 1.0, 2.0, 3.5]), st.booleans()), min_size=2, max_size=8
+)
+SETTINGS = st.builds(
+    lambda policy, aging_s, ttft_s: Setting(
+        64, order_policy=policy, aging_s=aging_s, ttft_target_s=ttft_s, prefill_s_per_token=0.1
+    ),
+    st.sampled_from([SHORTEST_FIRST, DEADLINE]),
+    st.sampled_from([0.0, 1.5, 100.0]),
+    st.sampled_from([0.5, 3.0]),
+)
+NOW_S = 4.0
+
+
+def state_of(rows: list[tuple[int, float, bool]]) -> State:
+    state = waiting([tokens for tokens, _, _ in rows], arrival_s=[arrival for _, arrival, _ in rows])
+    state.requests[:, r.KNOWN] += np.array([int(preempted) for _, _, preempted in rows])
+    return state
+
+
+@given(REQUESTS, SETTINGS)
+def test_the_order_is_strict_and_total(rows: list[tuple[int, float, bool]], setting: Setting) -> None:
+    state = state_of(rows)
+    everybody = range(len(rows))
+    line = sorted(everybody, key=cmp_to_key(lambda a, b: -1 if goes_before(state, setting, a, b, NOW_S) else 1))
+    for place, first in enumerate(line):
+        assert not goes_before(state, setting, first, first, NOW_S)
+        for second in line[place + 1 :]:
+            assert goes_before(state, setting, first, second, NOW_S)
+            assert not goes_before(state, setting, second, first, NOW_S)
+
+
+@given(REQUESTS, SETTINGS)
+def test_nobody_but_the_preempted_and_older_ones_goes_before_an_aged_request(
+    rows: list[tuple[int, float, bool]], setting: Setting
+) -> None:
+    state = state_of(rows)
+    for one, (_, arrival_s, preempted) in enumerate(rows):
+        if preempted or NOW_S - arrival_s < setting.aging_s:
+            continue
+        for other, (_, other_s, other_preempted) in enumerate(rows):
+            if goes_before(state, setting, other, one, NOW_S):
+                assert other_preempted or (other_s, other) < (arrival_s, one)
+
+
+def test_ranks() -> None:
+    state = state_of([(10, 0.0, True), (10, 0.0, False), (10, 3.0, False), (25, 3.0, False)])
+    deadline = Setting(64, order_policy=DEADLINE, aging_s=4.0, ttft_target_s=3.0, prefill_s_per_token=0.1)
+    assert [rank(state, deadline, request, NOW_S) for request in range(4)] == [FIRST, AGED, IN_TIME, LATE]
+    shortest = deadline._replace(order_policy=SHORTEST_FIRST)
+    assert [rank(state, shortest, request, NOW_S) for request in range(4)] == [FIRST, AGED, IN_TIME, IN_TIME]
+
+
+def test_a_known_cache_hit_does_not_count_as_left() -> None:
+    state = waiting([100, 80])
+    state.requests[0, r.CACHED] = 40
+    assert [tokens_left(state, request) for request in (0, 1)] == [60, 80]
+    assert goes_before(state, Setting(64, order_policy=SHORTEST_FIRST), 0, 1, 0.0)
+    state.requests[0, r.STATUS] = r.RUNNING  # now the computed tokens say what is left
+    state.requests[0, r.COMPUTED] = 10
+    assert tokens_left(state, 0) == 90
