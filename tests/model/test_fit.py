@@ -81,6 +81,7 @@ def test_never_above_the_knee_the_slope_is_unknown() -> None:
         assert fit.knee_tokens is None and math.isinf(fit.knee_interval.high)
         assert FitCode.SLOPE_UNKNOWN in fit.codes
         assert TRUTH.slope_s_per_token in fit.intervals["slope_s_per_token"]
+        assert TRUTH.floor_s in fit.intervals["floor_s"] and TRUTH.overhead_s in fit.intervals["overhead_s"]
         assert any("probe" in line for line in fit.findings())
 
 
@@ -174,6 +175,7 @@ def test_what_the_formula_cannot_describe_gives_no_knee(seed: int) -> None:
     noise = np.exp(0.05 * np.random.default_rng(seed).normal(size=len(steps)))
     fit = fit_steps(replace(steps, duration_s=0.002 * np.sqrt(steps.computed_tokens) * noise))
     assert fit.knee_tokens is None and FitCode.MISFIT in fit.codes
+    assert (fit.knee_interval.low, fit.knee_interval.high) == (0.0, math.inf)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.25])
