@@ -11,6 +11,11 @@ twin compiles the very same code.
 
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
 
 class StepModel(NamedTuple):
     """Coefficients of one deployment. Times in seconds, per token, per sequence or per token pair.
@@ -59,10 +64,64 @@ def step_time(
     """
     memory_s = model.floor_s + model.kv_s_per_token * context_tokens
     compute_s = model.slope_s_per_token * computed_tokens + model.attention_s * attention_work
-    return (
-        model.overhead_s
-        + model.sequence_s * sequences
-        + soft_max(memory_s, compute_s, model.sharpness)
+    return model.overhead_s + model.sequence_s * sequences + soft_max(memory_s, compute_s, model.sharpness)
+
+
+class StepCost(NamedTuple):
+    """What a twin prices steps with: the formula, or measured tables where they are given.
+
+    base_s: seconds by computed tokens (index 0 unused), shape (most tokens + 1,); empty: the formula prices steps.
+    With it the parts add up: base_s[computed tokens] + sequences_s[sequences] (empty: sequence_s each)
+    + kv_decode_s, kv_prefill_s per context token of decodes and of prefill prefixes + attention_s per attention work.
+    formula: also what a budget policy predicts with, in the engine as in the twin.
+    """
+
+    formula: StepModel
+    base_s: FloatArray
+    sequences_s: FloatArray
+    sequence_s: float
+    kv_decode_s: float
+    kv_prefill_s: float
+    attention_s: float
+
+
+def priced(model: "StepModel | StepCost") -> StepCost:
+    """A step model as a StepCost."""
+    if isinstance(model, StepCost):
+        return model
+    nothing = np.zeros(0, dtype=np.float64)
+    return StepCost(model, nothing, nothing, 0.0, 0.0, 0.0, 0.0)
+
+
+def step_cost(
+    cost: StepCost,
+    computed_tokens: int,
+    sequences: int,
+    context_decode_tokens: float,
+    context_prefill_tokens: float,
+    attention_work: float,
+) -> float:
+    """Duration of one step in seconds; the last entry of a table holds for everything beyond it."""
+    if len(cost.base_s) == 0:
+        return step_time(
+            cost.formula,
+            float(computed_tokens),
+            float(sequences),
+            context_decode_tokens + context_prefill_tokens,
+            attention_work,
+        )
+    last = len(cost.base_s) - 1
+    total_s = cost.base_s[computed_tokens if computed_tokens < last else last]
+    if len(cost.sequences_s) == 0:
+        total_s += cost.sequence_s * sequences
+    else:
+        last = len(cost.sequences_s) - 1
+        total_s += cost.sequences_s[sequences if sequences < last else last]
+    return float(
+        total_s
+        + cost.kv_decode_s * context_decode_tokens
+        + cost.kv_prefill_s * context_prefill_tokens
+        + cost.attention_s * attention_work
     )
 
 

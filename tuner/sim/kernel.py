@@ -40,7 +40,7 @@ from policies.request import (
     append_waiting,
     is_decode,
 )
-from policies.step_time import StepModel, chunk_attention_work, step_time
+from policies.step_time import StepCost, chunk_attention_work, step_cost
 
 # Columns of the per-request result.
 SCHEDULED_S = 0
@@ -113,19 +113,21 @@ def _room(values: FloatArray, weights: IntArray, used: int, more: int) -> tuple[
     return wider_values, wider_weights
 
 
-def _planned_time(model: StepModel, state: State) -> float:
+def _planned_time(cost: StepCost, state: State) -> float:
     """Duration of the planned step (s). Computed tokens already advanced, so each start is computed - taken."""
-    tokens, context, work = 0.0, 0.0, 0.0
+    tokens, decode_context, prefill_context, work = 0, 0.0, 0.0, 0.0
     count = state.counters[PLANNED_COUNT]
     for index in range(count):
         taken = state.planned[index, 1]
-        row = state.requests[state.planned[index, 0]]
-        before = row[COMPUTED] - taken
+        request = state.planned[index, 0]
+        before = state.requests[request, COMPUTED] - taken
         tokens += taken
-        context += before
-        if taken > 1 or before < row[PROMPT]:
-            work += chunk_attention_work(taken, before)
-    return step_time(model, tokens, float(count), context, work)
+        if taken > 1 or before < state.requests[request, PROMPT]:
+            prefill_context += before
+            work += chunk_attention_work(float(taken), float(before))
+        else:
+            decode_context += before
+    return step_cost(cost, tokens, count, decode_context, prefill_context, work)
 
 
 def _only_decodes(setting: Setting, boot: Boot, state: State) -> bool:
@@ -174,7 +176,7 @@ def _context_of(state: State) -> float:
 
 def _run_stretch(
     boot: Boot,
-    model: StepModel,
+    cost: StepCost,
     state: State,
     run: Run,
     gap_values: FloatArray,
@@ -189,7 +191,7 @@ def _run_stretch(
     count = state.counters[RUNNING_COUNT]
     size = float(count)
     context = _context_of(state)
-    first_end = start + step_time(model, size, size, context, 0.0)
+    first_end = start + step_cost(cost, count, count, context, 0.0, 0.0)
     now = first_end
     longest = 0.0
     for bound in range(bounds):
@@ -200,7 +202,7 @@ def _run_stretch(
     while steps < most and now < wake_s:
         before = now
         context += size
-        now += step_time(model, size, size, context, 0.0)
+        now += step_cost(cost, count, count, context, 0.0, 0.0)
         gap = now - before
         gap_values[gaps] = gap
         gap_weights[gaps] = count
@@ -320,7 +322,7 @@ def replay(
     settings: FloatArray,
     changes_s: FloatArray,
     boot: Boot,
-    model: StepModel,
+    cost: StepCost,
     state: State,
     run: Run,
     skip: int,
@@ -368,13 +370,13 @@ def replay(
             gap_values, gap_weights = _room(gap_values, gap_weights, totals[GAP_ROWS], most + count)
             if keep_log != 0:
                 context = _context_of(state)
-            now, steps = _run_stretch(boot, model, state, run, gap_values, gap_weights, most, start, wake_s)
+            now, steps = _run_stretch(boot, cost, state, run, gap_values, gap_weights, most, start, wake_s)
             if keep_log != 0:
-                log, log_times = _log_stretch(model, state, run, log, log_times, steps, start, context)
+                log, log_times = _log_stretch(cost, state, run, log, log_times, steps, start, context)
             if steps == most:
                 finished += _finish_stretch(boot, state, run, now)
             continue
-        planned = plan_step(setting, boot, model, state, now)
+        planned = plan_step(setting, boot, cost.formula, state, now)
         if planned == 0:
             if counters[PREEMPTED_COUNT] > 0:
                 totals[PREEMPTED] += counters[PREEMPTED_COUNT]
@@ -384,7 +386,7 @@ def replay(
                 totals[STALLED] = 1
                 break
             continue
-        now += _planned_time(model, state)
+        now += _planned_time(cost, state)
         gap_values, gap_weights = _room(gap_values, gap_weights, totals[GAP_ROWS], planned + 1)
         _book_step(state, run, gap_values, gap_weights, start, now)
         if keep_log != 0:
@@ -412,7 +414,7 @@ def _log_step(state: State, run: Run, log: IntArray, log_times: FloatArray, now:
 
 
 def _log_stretch(
-    model: StepModel,
+    cost: StepCost,
     state: State,
     run: Run,
     log: IntArray,
@@ -422,12 +424,12 @@ def _log_stretch(
     context: float,
 ) -> tuple[IntArray, FloatArray]:
     """Append the steps of a stretch, which are already counted; ``context`` as it was at ``start``."""
-    size = float(state.counters[RUNNING_COUNT])
+    count = state.counters[RUNNING_COUNT]
     now = start
     for step in range(steps):
-        now += step_time(model, size, size, context, 0.0)
-        context += size
-        for index in range(state.counters[RUNNING_COUNT]):
+        now += step_cost(cost, count, count, context, 0.0, 0.0)
+        context += count
+        for index in range(count):
             log, log_times = _log_room(log, log_times, run.totals[LOG_ROWS])
             row = run.totals[LOG_ROWS]
             log[row, 0] = run.totals[STEPS] - steps + step

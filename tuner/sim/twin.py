@@ -23,7 +23,7 @@ from policies.request import (
     State,
     new_state,
 )
-from policies.step_time import StepModel
+from policies.step_time import StepCost, StepModel, priced
 from tuner.sim import kernel
 from tuner.sim.compile import compiled
 from tuner.sim.engine import Engine, check_setting
@@ -98,7 +98,7 @@ def simulate(
     traffic: Traffic,
     engine: Engine,
     setting: Setting,
-    model: StepModel,
+    model: StepModel | StepCost,
     *,
     changes: Sequence[Change] = (),
     gap_bounds_s: Sequence[float] = (),
@@ -140,7 +140,7 @@ def run_prepared(
     traffic: Traffic,
     engine: Engine,
     setting: Setting,
-    model: StepModel,
+    model: StepModel | StepCost,
     changes: Sequence[Change],
     gap_bounds_s: Sequence[float],
     skip: bool,
@@ -164,7 +164,7 @@ def run_prepared(
         pool_blocks=np.array([engine.kv_blocks], dtype=np.int64),
     )
     values, weights, log, log_times = replay(
-        rows, at_s, engine.boot, model, state, run, int(skip), int(keep_log), max_steps
+        rows, at_s, engine.boot, priced(model), state, run, int(skip), int(keep_log), max_steps
     )
     preemptions = state.requests[:, PREEMPTIONS].copy()
     return RunResult.from_arrays(

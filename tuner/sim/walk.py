@@ -26,7 +26,7 @@ from policies.request import (
     State,
     append_waiting,
 )
-from policies.step_time import StepModel, chunk_attention_work, step_time
+from policies.step_time import StepCost, StepModel, chunk_attention_work, priced, step_cost
 from tuner.sim import kernel
 from tuner.sim.engine import Engine
 from tuner.sim.result import RunResult
@@ -34,30 +34,32 @@ from tuner.sim.twin import Change, prepare
 from tuner.sim.workload import Traffic
 
 
-def planned_time_s(model: StepModel, state: State) -> float:
+def planned_time_s(cost: StepCost, state: State) -> float:
     """Duration of the planned step, from its rows."""
-    tokens = context = work = 0.0
-    rows = state.planned[: state.counters[PLANNED_COUNT]]
-    for request, taken in rows.tolist():
+    decode_context = prefill_context = work = 0.0
+    rows = state.planned[: state.counters[PLANNED_COUNT]].tolist()
+    for request, taken in rows:
         before = int(state.requests[request, COMPUTED]) - taken
-        tokens += taken
-        context += before
         if taken > 1 or before < state.requests[request, PROMPT]:
+            prefill_context += before
             work += chunk_attention_work(taken, before)
-    return step_time(model, tokens, float(len(rows)), context, work)
+        else:
+            decode_context += before
+    return step_cost(cost, sum(taken for _, taken in rows), len(rows), decode_context, prefill_context, work)
 
 
 def walk(
     traffic: Traffic,
     engine: Engine,
     setting: Setting,
-    model: StepModel,
+    model: StepModel | StepCost,
     *,
     changes: Sequence[Change] = (),
     gap_bounds_s: Sequence[float] = (),
 ) -> RunResult:
     """Replay step by step in plain Python; arguments and result as ``tuner.sim.twin.simulate``."""
     state = prepare(traffic, engine)
+    cost = priced(model)
     requests, counters = state.requests, state.counters
     n = len(traffic)
     times = np.full((n, kernel.TIMES), np.nan)
@@ -89,7 +91,7 @@ def walk(
             now = float(traffic.arrival_s[arrived])
             continue
         start = now
-        planned = plan_step(setting, engine.boot, model, state, now)
+        planned = plan_step(setting, engine.boot, cost.formula, state, now)
         totals[kernel.PREEMPTED] += counters[PREEMPTED_COUNT]
         if planned == 0:
             if counters[RUNNING_COUNT] > 0 and counters[PREEMPTED_COUNT] > 0:
@@ -100,7 +102,7 @@ def walk(
                 break
             now = min(wake)
             continue
-        now += planned_time_s(model, state)
+        now += planned_time_s(cost, state)
         for request, taken in state.planned[:planned].tolist():
             if np.isnan(times[request, kernel.SCHEDULED_S]):
                 times[request, kernel.SCHEDULED_S] = start
