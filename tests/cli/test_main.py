@@ -175,3 +175,10 @@ def test_extra_follows_the_side_of_the_command(library: str, module: str, extra:
     explained = missing_extra(error, EntryPoint("it", f"{module}:COMMAND", COMMAND_GROUP))
     assert isinstance(explained, InputError)
     assert f"'rooftune[{extra}]'" in str(explained)
+
+
+def test_a_wrong_flag_is_one_line_that_names_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--no-such-flag"]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert "--no-such-flag" in said.err and "rooftune bench --help" in said.err

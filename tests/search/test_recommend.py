@@ -109,6 +109,12 @@ def test_a_budget_below_the_sequence_cap_is_refused_before_anything_runs() -> No
         run(CHAT, slo(2.0, 0.03), current=Setting(64, max_running=128))
 
 
+def test_a_pool_that_holds_no_request_is_refused_instead_of_searched() -> None:
+    small = Engine(Boot(8192, 16, 1, 1, 0, 1), 1, 128)
+    with pytest.raises(InputError, match="KV pool"):
+        recommend(CHAT, small, MODEL, slo(2.0, 0.03), current=CURRENT, trials=4)
+
+
 def test_progress_is_told_by_stage_and_ends_at_its_total() -> None:
     told: list[tuple[str, int, int]] = []
     run(CHAT, slo(2.0, 0.03), trials=6, progress=lambda *step: told.append(step))

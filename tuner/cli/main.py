@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, version
+from typing import NoReturn
 
 from policies.commands import COMMAND_GROUP, Command
 from policies.errors import InputError, RooftuneError, UnreachableError
@@ -56,7 +57,7 @@ def _dispatch(words: list[str], points: dict[str, EntryPoint]) -> int:
     point = find(words[0], points, "command")
     try:
         command: Command = point.load()
-        parser = argparse.ArgumentParser(prog=f"rooftune {command.name}", description=command.help)
+        parser = _Parser(prog=f"rooftune {command.name}", description=command.help)
         command.add_arguments(parser)
         arguments = _parse(parser, words[1:])
         return arguments if isinstance(arguments, int) else command.run(arguments)
@@ -67,8 +68,15 @@ def _dispatch(words: list[str], points: dict[str, EntryPoint]) -> int:
         raise explained from error
 
 
+class _Parser(argparse.ArgumentParser):
+    """argparse whose complaint is one line as well, without the usage text before it."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}; {self.prog} --help shows what it takes")
+
+
 def _parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace | int:
-    """The arguments, or the exit code when argparse has already answered (help: 0, usage: 2)."""
+    """The arguments, or the exit code when argparse has already answered (help: 0)."""
     try:
         return parser.parse_args(words)
     except SystemExit as stop:

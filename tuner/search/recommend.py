@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from policies.errors import bad_value
 from policies.request import Setting
 from policies.slo import MarginRow, Slo, good
 from policies.step_time import StepModel
@@ -53,6 +54,9 @@ def recommend(
     tell("current", 0, 1)
     now, now_result = evaluate(traffic, engine, current, model, slo, Role.CURRENT)
     tell("current", 1, 1)
+    if now.refused == len(traffic):
+        pool = engine.kv_blocks * engine.boot.block_tokens
+        raise bad_value("KV pool", pool, "large enough for at least one request", "give the pool's size in tokens")
 
     warm: list[tuple[Setting, Role]] = []
     for setting, role in (
@@ -142,7 +146,7 @@ def _random(
     paid = 0
     # Far more draws than the steps can pay for: the twin's steps hardly differ between settings.
     draws: Iterable[Setting] = iter(baselines.random_settings(space, seed + 1, 4 * trials + PARALLEL))
-    while paid < steps:
+    while paid < steps or not found:
         batch = [setting for _, setting in zip(range(PARALLEL), draws, strict=False)]
         if not batch:
             break
