@@ -122,6 +122,11 @@ def test_unknown_content_is_never_found() -> None:
     run(state, 0, 13)
     assert state.requests[0, r.HASHED] == 1
     assert find_prefix(state, POOL, 1) == 4
+    blocks = held(state, 0)
+    release(state, POOL, 0)
+    # Nobody can find the last three: reused before anything else, the tail first; the known one comes last.
+    line = free_line(state)
+    assert line[:3] == blocks[:0:-1] and line[-1] == blocks[0]
 
 
 def test_a_waiting_request_holds_nothing() -> None:

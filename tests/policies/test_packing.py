@@ -53,10 +53,18 @@ def test_a_partial_prefill_cap_lets_short_prompts_pass_but_not_for_ever(
     assert plan(state, setting, now_s=waited_s) == [[0, 40], *third]
 
 
+def test_a_prompt_that_ends_in_this_step_makes_room_under_the_partial_prefill_cap() -> None:
+    state = waiting([150, 300])
+    setting = Setting(100, max_partial_prefills=1)
+    assert plan(state, setting) == [[0, 100]]
+    assert plan(state, setting) == [[0, 50], [1, 50]]
+
+
 def test_the_long_cap_counts_only_long_prompts() -> None:
     setting = Setting(400, 40, max_long_partial_prefills=1, long_prompt_tokens=200)
     assert plan(waiting([300, 300, 100]), setting) == [[0, 40], [2, 40]]
     assert plan(waiting([199, 199, 300]), setting) == [[0, 40], [1, 40], [2, 40]]
+    assert plan(waiting([200, 200, 199]), setting) == [[0, 40], [2, 40]]
 
 
 def test_chunking_off_runs_a_prompt_whole_or_not_at_all() -> None:
@@ -90,6 +98,17 @@ def test_shortest_first_passes_a_long_prompt_until_that_has_aged() -> None:
     arrival_s = [0.0, 1.0, 1.0]
     assert plan(waiting([300, 60, 30], arrival_s=arrival_s), setting, now_s=4.9) == [[2, 30], [1, 60], [0, 10]]
     assert plan(waiting([300, 60, 30], arrival_s=arrival_s), setting, now_s=5.0) == [[0, 100]]
+
+
+def test_back_from_an_order_policy_the_serving_order_is_that_of_admission() -> None:
+    state = waiting([300, 60, 30])
+    shortest = Setting(100, order_policy=SHORTEST_FIRST)
+    assert plan(state, shortest) == [[2, 30], [1, 60], [0, 10]]
+    finish_step(BOOT, state)
+    assert plan(state, shortest) == [[2, 1], [1, 1], [0, 98]]
+    finish_step(BOOT, state)
+    state.requests[[0, 2], r.ADMITTED] = state.requests[[2, 0], r.ADMITTED]  # as if the long one had been the first
+    assert plan(state, Setting(100)) == [[0, 100]]
 
 
 def test_deadline_puts_those_behind_that_are_too_late_anyway() -> None:

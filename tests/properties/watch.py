@@ -72,7 +72,10 @@ class Watch:
         self._chunks(setting, boot, state, rows, running, waiting, plan)
         self._admissions(setting, before, state, rows, running, waiting, plan, now_s)
         self._caps(setting, state, rows, after, running)
-        if setting.order_policy != r.FCFS:
+        if setting.order_policy == r.FCFS:
+            served = [int(state.requests[q, r.ADMITTED]) for q in running_list(state)]
+            assert served == sorted(served)
+        else:
             self._order(setting, before, rows, plan, now_s)
         check_blocks(state, boot, running_list(state), waiting_list(state), self.pool)
         self._note(setting, boot, rows, state, plan, preempted)
