@@ -156,15 +156,17 @@ class StepGeometry:
         size = self.store.block_tokens
         most = members[-1][0]
         blocks = np.empty((len(members), most), dtype=np.int64)
-        counts = np.zeros((len(members), most * size), dtype=np.bool_)
+        newest = np.empty((len(members), 1), dtype=np.int64)  # column of the query's own key
         for index, (held, _, position, table) in enumerate(members):
             blocks[index, :held] = table
             blocks[index, held:] = table[-1]  # padding reads the request's own block, nobody else's
-            first_key = (position // size + 1 - held) * size
-            oldest = max(0, position - window + 1) if window else 0
-            counts[index, oldest - first_key : position + 1 - first_key] = True
-        mask = torch.zeros((len(members), 1, 1, most * size), dtype=self.store.dtype, device=self.store.device)
-        mask.masked_fill_(~torch.from_numpy(counts).to(mask.device)[:, None, None, :], float("-inf"))
+            newest[index] = position - (position // size + 1 - held) * size
+        columns = np.arange(most * size)
+        hidden = columns > newest
+        if window:
+            hidden |= columns <= newest - window
+        mask = torch.from_numpy(np.where(hidden, np.float32("-inf"), np.float32(0.0)))
+        mask = mask.to(self.store.device, self.store.dtype)[:, None, None, :]
         return DecodeGroup(len(members), most * size, self._tensor(blocks.reshape(-1)), mask)
 
     def _make_ragged(self) -> Ragged:

@@ -11,8 +11,10 @@ import torch
 from engine.step import Sampling
 
 _MASK = (1 << 64) - 1
-# Most requests with top_p keep far fewer tokens than this; sorting a whole vocabulary costs milliseconds.
-_SHORTLIST = 1024
+# A smaller temperature is greedy in all but name, and dividing by it in float32 would leave nothing but NaN.
+_GREEDY_BELOW = 1e-5
+# Most requests with top_p keep few tokens; sorting a whole vocabulary costs milliseconds.
+_SHORTLISTS = (128, 1024)
 
 
 def uniform(seed: int, position: int) -> float:
@@ -29,23 +31,30 @@ def _mix(value: int) -> int:
 
 def sample(logits: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
     """One token id for each row of ``logits`` (rows, vocabulary); positions: where the new tokens will stand."""
-    tokens: list[int] = logits.argmax(dim=-1).tolist()
+    tokens = _greedy(logits)
     for row, (sampling, position) in enumerate(zip(samplings, positions, strict=True)):
-        if sampling.temperature > 0.0:
+        if sampling.temperature >= _GREEDY_BELOW:
             tokens[row] = _draw(logits[row], sampling, uniform(sampling.seed, position))
     return tokens
 
 
+def _greedy(logits: torch.Tensor) -> list[int]:
+    # On a CPU torch's argmax over a vocabulary takes ten times as long as numpy's.
+    best = logits.float().numpy().argmax(axis=-1) if logits.device.type == "cpu" else logits.argmax(dim=-1)
+    tokens: list[int] = best.tolist()
+    return tokens
+
+
 def _draw(logits: torch.Tensor, sampling: Sampling, chance: float) -> int:
-    # In float64 the running sum of a large vocabulary still reaches 1. The largest logit goes first, or a tiny
-    # temperature overflows.
-    scaled = (logits.double() - logits.max().double()) / sampling.temperature
-    probabilities = torch.softmax(scaled, dim=-1)
+    # The largest logit goes first, or a tiny temperature overflows. Running sums in float64: they still tell the
+    # last tokens of a large vocabulary apart.
+    logits = logits.float()
+    probabilities = torch.softmax((logits - logits.max()) / sampling.temperature, dim=-1)
     if sampling.top_p >= 1.0:
-        return _pick(probabilities.cumsum(dim=-1), chance)
-    for size in (min(_SHORTLIST, len(probabilities)), len(probabilities)):
-        kept, ids = torch.topk(probabilities, size)
-        sums = kept.cumsum(dim=-1)
+        return _pick(probabilities.cumsum(dim=-1, dtype=torch.float64), chance)
+    for size in (*_SHORTLISTS, len(probabilities)):
+        kept, ids = torch.topk(probabilities, min(size, len(probabilities)))
+        sums = kept.cumsum(dim=-1, dtype=torch.float64)
         if sums[-1] >= sampling.top_p:
             break
     # The smallest set of most likely tokens that reaches top_p, at least one.
