@@ -6,12 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import event, given, settings
 
+from policies.request import Boot, Setting
+from policies.step_time import NAMED_MODELS
 from tests.properties.watch import Watch
 from tests.twin.random_runs import Run, runs
 from tuner.sim import walk as walk_module
+from tuner.sim.engine import Engine
 from tuner.sim.result import RunResult
 from tuner.sim.twin import simulate
 from tuner.sim.walk import walk
+from tuner.sim.workload import Traffic
 
 GAP_BOUNDS_S = (0.03, 0.0096)
 
@@ -121,3 +125,26 @@ def test_walk_and_compiled_twin_agree_on_many_runs(monkeypatch: pytest.MonkeyPat
     total = assert_agree(monkeypatch, 4000)
     rare = {name: total[name] for name, least in FEATURES.items() if total[name] < 5 * least}
     assert not rare, f"too rare to count as compared: {rare}"
+
+
+def test_a_block_that_fills_up_in_a_stretch_of_decodes_can_be_found_like_any_other() -> None:
+    """Request 1 fills its first block while it decodes. Findable, that block is reused last, so request 2 evicts
+
+    the second block of the known prompt instead, and request 3 finds only the first one.
+    """
+    prompts, keys = [8, 2, 7, 9], [[1, 2], [], [], [1, 2]]
+    traffic = Traffic(
+        np.arange(4.0),
+        np.array(prompts, dtype=np.int64),
+        np.array([1, 4, 1, 1], dtype=np.int64),
+        np.zeros(4, dtype=np.int64),
+        np.zeros(4, dtype=np.int64),
+        prefix_offsets=np.concatenate([[0], np.cumsum([len(row) for row in keys])]).astype(np.int64),
+        prefix_keys=np.array([key for row in keys for key in row], dtype=np.int64),
+        prefix_span_tokens=4,
+    )
+    arguments = (traffic, Engine(Boot(64, 4, 1, 1, 1, 1), 4, 4), Setting(64, max_running=4), NAMED_MODELS["8b-2tbs"])
+    slow, fast = walk(*arguments), simulate(*arguments, keep_log=True)
+    assert fast.skipped_steps > 0
+    assert slow.cache_hit_tokens == 4
+    assert_same(slow, fast)
