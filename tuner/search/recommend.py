@@ -13,7 +13,7 @@ from policies.slo import MarginRow, Slo, good
 from policies.step_time import StepModel
 from tuner.search import baselines
 from tuner.search.evaluation import Evaluation, Recommendation, Role, Verdict
-from tuner.search.objective import evaluate
+from tuner.search.objective import capped_margin, evaluate
 from tuner.search.space import SearchSpace, search_space
 from tuner.search.study import SettingStudy
 from tuner.sim.engine import Engine
@@ -22,7 +22,7 @@ from tuner.sim.workload import Traffic
 
 Progress = Callable[[str, int, int], None]
 
-# Settings this close in their objective are one setting; among them the calmer gaps win.
+# Settings this close in their objective are one setting; among them the one with most to spare wins.
 SAME_SHARE = 0.002
 BATCH_SHARE = 0.01
 # Replays release the interpreter, so two run at a time; asked and told in fixed order, so the result is the same.
@@ -79,7 +79,7 @@ def recommend(
 
     tried = [now, *fixed, *found, *random_found]
     best = min((e for e in tried if e.role is not Role.RANDOM), key=lambda e: _rank(e, slo))
-    best = _calmest(best, tried, slo)
+    best = _most_to_spare(best, tried, slo)
     best, best_result = evaluate(traffic, engine, best.setting, model, slo, best.role)
     noise = _noise(now_result, best_result, slo, seed)
     verdict = _verdict(now, best, noise, slo)
@@ -177,8 +177,11 @@ def _rank(evaluation: Evaluation, slo: Slo) -> tuple[float, ...]:
     )
 
 
-def _calmest(best: Evaluation, tried: Sequence[Evaluation], slo: Slo) -> Evaluation:
-    """Among settings as good as the best, the one to set: calm gaps, or for batch the smallest budget."""
+def _most_to_spare(best: Evaluation, tried: Sequence[Evaluation], slo: Slo) -> Evaluation:
+    """Among settings as good as the best, the one to set: most to spare at its tightest target.
+
+    For batch, which has no target, the smallest budget.
+    """
     alike = [e for e in tried if e.feasible == best.feasible and e.role is not Role.RANDOM]
     if slo.objective == "tokens_per_s":
         alike = [e for e in alike if e.tokens_per_s >= (1.0 - BATCH_SHARE) * best.tokens_per_s]
@@ -186,7 +189,7 @@ def _calmest(best: Evaluation, tried: Sequence[Evaluation], slo: Slo) -> Evaluat
     alike = [e for e in alike if e.attainment >= best.attainment - SAME_SHARE]
     # A setting without a chunk cap has one thing less to explain: it wins when it is as good.
     plain = [e for e in alike if e.setting.chunk_cap_tokens == 0]
-    return min(plain or alike, key=lambda e: (round(e.gap_p99_s, 3), e.ttft_p99_s))
+    return min(plain or alike, key=lambda e: (max(capped_margin(row) for row in e.margins), e.setting.step_tokens))
 
 
 def _noise(current: RunResult, best: RunResult, slo: Slo, seed: int) -> float:
