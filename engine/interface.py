@@ -1,0 +1,274 @@
+"""What the HTTP side may ask of a running engine: values, refusals and one Protocol. No torch, no HTTP.
+
+Threads: every method of ``Engine`` may be called from any thread. Sinks and observers are called by the loop's one
+thread (or by whatever ``deliver_with`` names); they must be quick and must not raise. Times are seconds on the
+engine's own monotonic clock.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from engine.step import GREEDY, ModelFacts, Sampling
+from policies import wire
+from policies.errors import InputError, RefusedError, bad_value
+
+
+class FinishReason(StrEnum):
+    """Why a request got no further token."""
+
+    STOP = "stop"  # an end-of-sequence or stop token, which is the last one delivered
+    LENGTH = "length"  # max_tokens
+    CANCELLED = "cancelled"  # somebody called ``cancel``
+    FAILED = "failed"  # the engine stopped or broke
+
+
+class RejectReason(StrEnum):
+    """Why a request was not taken."""
+
+    BUSY = "busy"
+    TOO_LONG = "too_long"
+    STOPPING = "stopping"
+    INVALID = "invalid"  # a token id outside the vocabulary
+
+
+class Busy(RefusedError):
+    """The queue is full (HTTP 429). retry_after_s: whole seconds after which a place is likely, at least 1."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Stopping(RefusedError):
+    """The engine drains, has stopped or has broken (HTTP 503)."""
+
+
+class TooLong(InputError):
+    """Prompt and output together can never fit the model or the KV pool (HTTP 400)."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What to generate. Raises InputError for an empty prompt or max_tokens below 1.
+
+    prompt_token_ids: at least one. max_tokens: most tokens to produce. stop_token_ids: end the answer like an
+    end-of-sequence token does (and are delivered like one). ignore_eos: the model's own end-of-sequence tokens do
+    not end it; stop_token_ids still do.
+    """
+
+    prompt_token_ids: Sequence[int]
+    max_tokens: int
+    sampling: Sampling = GREEDY
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.prompt_token_ids) == 0:
+            raise InputError("the prompt is empty; give at least one token")
+        if self.max_tokens < 1:
+            raise bad_value("max_tokens", self.max_tokens, "at least 1", "ask for one token or more")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """What one step brought a request. token_ids: new tokens, in order; may be empty only with ``finished``.
+
+    cached_tokens: prompt tokens that the prefix cache spared at its first admission. After ``finished`` no
+    further event comes.
+    """
+
+    request_id: int
+    token_ids: tuple[int, ...]
+    finished: FinishReason | None
+    cached_tokens: int
+
+
+Sink = Callable[[TokenEvent], None]
+# All events of one step at once, so that an event loop is woken once a step and not once a token.
+Deliver = Callable[[Sequence[tuple[Sink, TokenEvent]]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step as it ran: a row of ``wire.StepColumns``, units there.
+
+    duration_s: taking arrivals to publishing, so that records in a row add up to the time they took.
+    """
+
+    step: int
+    start_s: float
+    duration_s: float
+    budget_tokens: int
+    prefill_tokens: int
+    decode_tokens: int
+    sequences: int
+    prefills: int
+    decode_context_tokens: int
+    prefill_context_tokens: int
+    attention_work: float
+    partial_prefills: int
+    running: int
+    waiting: int
+    kv_used: float
+    preemptions: int
+    revision: int
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prefill and decode tokens together."""
+        return self.prefill_tokens + self.decode_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One request that has ended: a row of ``wire.RequestColumns``, units there. None: that instant was not reached.
+
+    gap_over: gaps strictly above each of the engine's gap bounds. finished: why it ended.
+    """
+
+    sequence: int
+    arrival_s: float
+    scheduled_s: float | None
+    ttft_s: float | None
+    finish_s: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    gap_count: int
+    longest_gap_s: float | None
+    preemptions: int
+    finished: FinishReason
+    gap_over: tuple[int, ...]
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token after the first; None for fewer than two tokens."""
+        if self.ttft_s is None or self.output_tokens < 2:
+            return None
+        return (self.finish_s - self.arrival_s - self.ttft_s) / (self.output_tokens - 1)
+
+
+class ChangeKind(StrEnum):
+    """What moved the knobs."""
+
+    PUSHED = "pushed"
+    REVERTED = "reverted"
+    RESUMED = "resumed"
+    LEASE_ENDED = "lease_ended"
+
+
+class Observer(Protocol):
+    """What metrics hear of. Called between two steps or at the end of one; ``on_rejected`` and ``on_change`` also by
+    the thread that called the engine."""
+
+    def on_step(self, record: StepRecord) -> None: ...
+
+    def on_first_token(self, ttft_s: float, queue_s: float, prompt_tokens: int, cached_tokens: int) -> None:
+        """queue_s: arrival to first scheduling."""
+        ...
+
+    def on_gaps(self, gaps_s: Sequence[float]) -> None:
+        """The gaps that this step closed, one for every request that got a token other than its first."""
+        ...
+
+    def on_finished(self, record: RequestRecord) -> None:
+        """Also cancelled and failed ones."""
+        ...
+
+    def on_rejected(self, reason: RejectReason) -> None: ...
+
+    def on_change(self, kind: ChangeKind, revision: int, actor: str, reason: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Where the engine stands now, for gauges.
+
+    waiting: taken but not running. kv_used: 0..1. preemptions: since start. budget_configured_tokens: step_tokens
+    of the setting in force; budget_in_force_tokens: what the latest step was allowed (policies lower it).
+    lease_left_s: 0 without a lease. healthy: False once the loop has broken. accepting: False while it drains.
+    """
+
+    step: int
+    running: int
+    waiting: int
+    partial_prefills: int
+    kv_used: float
+    preemptions: int
+    budget_configured_tokens: int
+    budget_in_force_tokens: int
+    lease_left_s: float
+    revision: int
+    blocked: bool
+    healthy: bool
+    accepting: bool
+
+
+class Tuning(Protocol):
+    """The tuning protocol as objects (DESIGN section 6). HTTP status of a Refusal: ``wire.REFUSAL_STATUS[code]``."""
+
+    def tuning_state(self) -> wire.State: ...
+
+    def push(self, request: wire.PushRequest) -> wire.PushAnswer | wire.Refusal:
+        """In force from the next step on, or refused, and then nothing has changed."""
+        ...
+
+    def revert(self, request: wire.RevertRequest) -> wire.PushAnswer:
+        """The boot settings from the next step on; never refused."""
+        ...
+
+    def resume(self, request: wire.ResumeRequest) -> wire.PushAnswer: ...
+
+    def steps_after(self, after: int) -> wire.StepColumns:
+        """Step records with a number above ``after`` (-1: from the oldest kept), at most ``wire.MAX_ROWS``."""
+        ...
+
+    def requests_after(self, after: int) -> wire.RequestColumns: ...
+
+
+class Engine(Tuning, Protocol):
+    """A running engine."""
+
+    @property
+    def facts(self) -> ModelFacts: ...
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Most prompt and output tokens of one request together: what model and KV pool hold."""
+        ...
+
+    def submit(self, request: GenerationRequest, sink: Sink, arrived_s: float | None = None) -> int:
+        """Takes a request and returns its id; ``sink`` hears of every token, always at least one finishing event.
+
+        arrived_s: when it reached the process, ``now_s()`` if None; must not lie in the future.
+        Raises Busy, TooLong, Stopping, or InputError for a token id outside the vocabulary.
+        """
+        ...
+
+    def cancel(self, request_id: int) -> None:
+        """Frees everything before the next step; one that has ended already, or never was, is ignored."""
+        ...
+
+    def now_s(self) -> float: ...
+
+    def snapshot(self) -> Snapshot: ...
+
+    def observe_with(self, observer: Observer) -> None:
+        """One observer, set before ``start``."""
+        ...
+
+    def deliver_with(self, deliver: Deliver) -> None:
+        """How events reach their sinks, set before ``start``; by default the loop's thread calls each sink."""
+        ...
+
+    def start(self) -> None: ...
+
+    def drain(self, timeout_s: float) -> bool:
+        """Takes nothing new and waits for what is in flight; False when some was left at the timeout."""
+        ...
+
+    def stop(self) -> None:
+        """Ends the loop's thread after its step; what is still in flight hears FAILED."""
+        ...
