@@ -17,7 +17,7 @@ from policies.envelope import Envelope, KnobBound
 from policies.lease import LeaseBook, LeaseReason, Push, boot_book, expire, push, resume, revert
 from policies.packing import finish_step
 from policies.request import Boot, Setting, State, append_waiting, new_state
-from policies.step_time import NAMED_MODELS, StepModel, chunk_attention_work, step_time
+from policies.step_time import NAMED_MODELS, StepModel, chunk_attention_work, priced, step_time
 from tests.properties.watch import Watch, decodes_in, running_list
 from tests.twin.random_runs import SEEDS, Pick, make_setting, picker
 from tuner.sim.engine import Engine
@@ -80,7 +80,7 @@ def drive(seed: int, n: int, boot: Boot, total: Counter[str]) -> None:
         if watch(book.setting, boot, MODEL, state, now_s) == 0:
             now_s += 0.01
             continue
-        now_s += planned_time_s(MODEL, state)
+        now_s += planned_time_s(priced(MODEL), state)
         rows = state.planned[: state.counters[r.PLANNED_COUNT]].tolist()
         assert sum(tokens for _, tokens in rows) <= largest_budget
         total["prefill beside decodes"] += 0 < len(decodes) < len(rows)

@@ -114,4 +114,5 @@ def test_the_key_covers_every_module_that_the_twin_takes_a_name_from() -> None:
     for name, source in seen.items():
         sources = {node.module for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)}
         ours = {module for module in sources if module and module.startswith(("policies", "tuner"))}
+        ours -= {"policies.errors"}  # raises where values are made, never in compiled code
         assert ours <= set(seen), f"{name} takes names from {ours - set(seen)}, which the key does not cover"

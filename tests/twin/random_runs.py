@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from policies.request import FIXED_BUDGET, Boot, Setting
-from policies.step_time import StepModel
+from policies.step_time import StepCost, StepModel
 from tuner.sim.engine import Engine
 from tuner.sim.twin import Change
 from tuner.sim.workload import Traffic
@@ -25,7 +25,7 @@ class Run:
     traffic: Traffic
     engine: Engine
     setting: Setting
-    model: StepModel
+    model: StepModel | StepCost
     changes: tuple[Change, ...]
 
 
@@ -64,7 +64,7 @@ def make_setting(pick: Pick, least_tokens: int, ceiling_tokens: int, most_runnin
     """Any setting that ``check_setting`` accepts: the budget is at least the sequence cap."""
     max_running = min(pick([16, 8, 5, 3, 1]), most_running)
     budget = pick([1.0, 0.5, 0.3, 0.1, 0.0]) * ceiling_tokens - pick([0, 1])
-    return Setting(
+    any_setting = Setting(
         step_tokens=max(max_running, least_tokens, int(budget)),
         chunk_cap_tokens=pick([0, 5, 16, 100]),
         adaptive_chunk_cap=pick([0, 0, 1]),
@@ -83,11 +83,22 @@ def make_setting(pick: Pick, least_tokens: int, ceiling_tokens: int, most_runnin
         ttft_target_s=pick([0.05, 2.0]),
         prefill_s_per_token=4e-4,
     )
+    if pick([1, 1, 1, 0]):
+        return any_setting
+    # By chance alone a cap seldom holds somebody back while there is room for those behind.
+    roomy = any_setting._replace(step_tokens=ceiling_tokens, max_running=most_running, budget_policy=FIXED_BUDGET)
+    return roomy._replace(chunk_cap_tokens=16, adaptive_chunk_cap=0, max_partial_prefills=1)
 
 
-def make_model(pick: Pick) -> StepModel:
-    """Floor 8 ms, 0.2 ms a token, so that the time targets above bind; hard and soft maximum."""
-    return StepModel(0.0015, pick([0.0, 1e-4]), pick([0.008, 0.0]), 6e-8, 2e-4, 2e-9, pick([0.0, 1.7, 4.0]))
+def make_model(pick: Pick) -> StepModel | StepCost:
+    """Floor 8 ms, 0.2 ms a token, so that the time targets above bind; hard and soft maximum; measured tables."""
+    formula = StepModel(0.0015, pick([0.0, 1e-4]), pick([0.008, 0.0]), 6e-8, 2e-4, 2e-9, pick([0.0, 1.7, 4.0]))
+    if pick([1, 1, 1, 0]):
+        return formula
+    tokens = np.arange(pick([40, 2_000]) + 1)  # shorter than some steps: the last entry holds beyond
+    base_s = 0.008 + 2e-4 * tokens + 1e-3 * (tokens % 8 == 0)
+    sequences_s = pick([np.zeros(0), 1e-4 * np.arange(5)])
+    return StepCost(formula, base_s, sequences_s, 5e-5, 6e-8, 4e-8, 2e-9)
 
 
 def make_run(pick: Pick, n: int, changes: int, scarce_blocks: bool) -> Run:
