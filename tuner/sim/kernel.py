@@ -41,6 +41,7 @@ from policies.request import (
     is_decode,
 )
 from policies.step_time import StepCost, chunk_attention_work, step_cost
+from tuner.sim.noise import StepNoise, with_noise
 
 # Columns of the per-request result.
 SCHEDULED_S = 0
@@ -177,6 +178,7 @@ def _context_of(state: State) -> float:
 def _run_stretch(
     boot: Boot,
     cost: StepCost,
+    noise: StepNoise,
     state: State,
     run: Run,
     gap_values: FloatArray,
@@ -191,7 +193,8 @@ def _run_stretch(
     count = state.counters[RUNNING_COUNT]
     size = float(count)
     context = _context_of(state)
-    first_end = start + step_cost(cost, count, count, context, 0.0, 0.0)
+    number = totals[STEPS]
+    first_end = start + with_noise(noise, number, step_cost(cost, count, count, context, 0.0, 0.0))
     now = first_end
     longest = 0.0
     for bound in range(bounds):
@@ -202,7 +205,7 @@ def _run_stretch(
     while steps < most and now < wake_s:
         before = now
         context += size
-        now += step_cost(cost, count, count, context, 0.0, 0.0)
+        now += with_noise(noise, number + steps, step_cost(cost, count, count, context, 0.0, 0.0))
         gap = now - before
         gap_values[gaps] = gap
         gap_weights[gaps] = count
@@ -323,6 +326,7 @@ def replay(
     changes_s: FloatArray,
     boot: Boot,
     cost: StepCost,
+    noise: StepNoise,
     state: State,
     run: Run,
     skip: int,
@@ -370,9 +374,9 @@ def replay(
             gap_values, gap_weights = _room(gap_values, gap_weights, totals[GAP_ROWS], most + count)
             if keep_log != 0:
                 context = _context_of(state)
-            now, steps = _run_stretch(boot, cost, state, run, gap_values, gap_weights, most, start, wake_s)
+            now, steps = _run_stretch(boot, cost, noise, state, run, gap_values, gap_weights, most, start, wake_s)
             if keep_log != 0:
-                log, log_times = _log_stretch(cost, state, run, log, log_times, steps, start, context)
+                log, log_times = _log_stretch(cost, noise, state, run, log, log_times, steps, start, context)
             if steps == most:
                 finished += _finish_stretch(boot, state, run, now)
             continue
@@ -386,7 +390,7 @@ def replay(
                 totals[STALLED] = 1
                 break
             continue
-        now += _planned_time(cost, state)
+        now += with_noise(noise, totals[STEPS], _planned_time(cost, state))
         gap_values, gap_weights = _room(gap_values, gap_weights, totals[GAP_ROWS], planned + 1)
         _book_step(state, run, gap_values, gap_weights, start, now)
         if keep_log != 0:
@@ -415,6 +419,7 @@ def _log_step(state: State, run: Run, log: IntArray, log_times: FloatArray, now:
 
 def _log_stretch(
     cost: StepCost,
+    noise: StepNoise,
     state: State,
     run: Run,
     log: IntArray,
@@ -426,8 +431,9 @@ def _log_stretch(
     """Append the steps of a stretch, which are already counted; ``context`` as it was at ``start``."""
     count = state.counters[RUNNING_COUNT]
     now = start
+    number = run.totals[STEPS] - steps
     for step in range(steps):
-        now += step_cost(cost, count, count, context, 0.0, 0.0)
+        now += with_noise(noise, number + step, step_cost(cost, count, count, context, 0.0, 0.0))
         context += count
         for index in range(count):
             log, log_times = _log_room(log, log_times, run.totals[LOG_ROWS])

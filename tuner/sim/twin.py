@@ -27,6 +27,7 @@ from policies.step_time import StepCost, StepModel, priced
 from tuner.sim import kernel
 from tuner.sim.compile import compiled
 from tuner.sim.engine import Engine, check_setting
+from tuner.sim.noise import QUIET, StepNoise
 from tuner.sim.result import RunResult
 from tuner.sim.workload import Traffic
 
@@ -105,11 +106,13 @@ def simulate(
     skip: bool = True,
     keep_log: bool = False,
     max_steps: int = NEVER,
+    noise: StepNoise = QUIET,
 ) -> RunResult:
     """Replay ``traffic`` under ``setting``, and under ``changes`` from their instants on.
 
     gap_bounds_s: bounds for which gaps above are counted per request. skip: False plans every single step.
     keep_log: keep (step, request, tokens) of everything planned. max_steps: give up after so many steps.
+    noise: factors on the duration of each step; budget policies and order policies still expect the model's.
     Raises InputError for a setting outside the envelope.
     """
     for wanted in (setting, *(change.setting for change in changes)):
@@ -131,6 +134,7 @@ def simulate(
         skip,
         keep_log,
         max_steps,
+        noise,
     )
 
 
@@ -146,6 +150,7 @@ def run_prepared(
     skip: bool,
     keep_log: bool,
     max_steps: int,
+    noise: StepNoise = QUIET,
 ) -> RunResult:
     """Run one replay function (compiled or plain) over a prepared state; the state is used up."""
     n = len(traffic)
@@ -164,7 +169,7 @@ def run_prepared(
         pool_blocks=np.array([engine.kv_blocks], dtype=np.int64),
     )
     values, weights, log, log_times = replay(
-        rows, at_s, engine.boot, priced(model), state, run, int(skip), int(keep_log), max_steps
+        rows, at_s, engine.boot, priced(model), noise, state, run, int(skip), int(keep_log), max_steps
     )
     preemptions = state.requests[:, PREEMPTIONS].copy()
     return RunResult.from_arrays(

@@ -29,6 +29,7 @@ from policies.request import (
 from policies.step_time import StepCost, StepModel, chunk_attention_work, priced, step_cost
 from tuner.sim import kernel
 from tuner.sim.engine import Engine
+from tuner.sim.noise import QUIET, StepNoise, with_noise
 from tuner.sim.result import RunResult
 from tuner.sim.twin import Change, prepare
 from tuner.sim.workload import Traffic
@@ -56,6 +57,7 @@ def walk(
     *,
     changes: Sequence[Change] = (),
     gap_bounds_s: Sequence[float] = (),
+    noise: StepNoise = QUIET,
 ) -> RunResult:
     """Replay step by step in plain Python; arguments and result as ``tuner.sim.twin.simulate``."""
     state = prepare(traffic, engine)
@@ -102,7 +104,7 @@ def walk(
                 break
             now = min(wake)
             continue
-        now += planned_time_s(cost, state)
+        now += with_noise(noise, int(totals[kernel.STEPS]), planned_time_s(cost, state))
         for request, taken in state.planned[:planned].tolist():
             if np.isnan(times[request, kernel.SCHEDULED_S]):
                 times[request, kernel.SCHEDULED_S] = start
