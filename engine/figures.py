@@ -1,0 +1,76 @@
+"""What one planned step computes and leaves standing: the content of its record."""
+
+from engine.interface import StepRecord
+from engine.protocol import InForce
+from policies.request import (
+    BUDGET,
+    COMPUTED,
+    FREE_BLOCKS,
+    KNOWN,
+    PROMPT,
+    RUNNING_COUNT,
+    WAITING_COUNT,
+    State,
+)
+from policies.step_time import chunk_attention_work
+
+
+class StepFigures:
+    """Counted from the segments that are sent, so that the record says what was computed, not what was wanted."""
+
+    __slots__ = (
+        "attention_work", "budget", "decode_context", "decodes", "free_blocks", "partials", "prefill_context",
+        "prefill_tokens", "prefills", "running", "waiting",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.decodes = self.decode_context = self.prefills = self.prefill_tokens = self.prefill_context = 0
+        self.attention_work = 0.0
+
+    def add(self, tokens: int, begin: int, prompt_tokens: int) -> None:
+        """One segment of ``tokens`` from position ``begin`` on. One token behind the prompt is a decode."""
+        if tokens == 1 and begin >= prompt_tokens:
+            self.decodes += 1
+            self.decode_context += begin
+        else:
+            self.prefills += 1
+            self.prefill_tokens += tokens
+            self.prefill_context += begin
+            self.attention_work += chunk_attention_work(tokens, begin)
+
+    def see(self, state: State) -> None:
+        """The state after planning and before the step is booked."""
+        counters, requests, running = state.counters, state.requests, state.running
+        self.partials = 0
+        self.running = counters[RUNNING_COUNT]
+        for index in range(self.running):
+            row = requests[running[index]]
+            missing = row[KNOWN] - row[COMPUTED]
+            if missing > 1 or (missing == 1 and row[KNOWN] == row[PROMPT]):
+                self.partials += 1
+        self.waiting = counters[WAITING_COUNT]
+        self.free_blocks = counters[FREE_BLOCKS]
+        self.budget = counters[BUDGET]
+
+    def record(
+        self, force: InForce, start_s: float, duration_s: float, pool_blocks: int, preemptions: int
+    ) -> StepRecord:
+        return StepRecord(
+            force.step,
+            start_s,
+            duration_s,
+            self.budget,
+            self.prefill_tokens,
+            self.decodes,
+            self.decodes + self.prefills,
+            self.prefills,
+            self.decode_context,
+            self.prefill_context,
+            self.attention_work,
+            self.partials,
+            self.running,
+            self.waiting,
+            1.0 - self.free_blocks / pool_blocks,
+            preemptions,
+            force.revision,
+        )

@@ -1,0 +1,97 @@
+"""One request from arrival to its end: its tokens, its instants, and the record that remains."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from engine.interface import FinishReason, GenerationRequest, RequestRecord, Sink
+
+
+class Flight:
+    """Mutable, owned by the loop's thread. Instants in seconds on the engine's clock; None: not reached.
+
+    token_ids: prompt and everything produced. digests: content of the prompt's whole blocks; named: leading blocks
+    whose content the scheduler knows; digest: content up to the last of these.
+    """
+
+    __slots__ = (
+        "arrival_s", "cached", "digest", "digests", "finished", "first_s", "gap_count", "last_s", "longest_gap_s",
+        "named", "over", "prompt_tokens", "request", "request_id", "scheduled_s", "sink", "slot", "stops", "token_ids",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        request_id: int,
+        request: GenerationRequest,
+        sink: Sink,
+        arrival_s: float,
+        stops: frozenset[int],
+        digests: list[bytes],
+        bounds: int,
+    ) -> None:
+        self.request_id = request_id
+        self.request = request
+        self.sink = sink
+        self.arrival_s = arrival_s
+        self.stops = stops
+        self.digests = digests
+        self.token_ids = list(request.prompt_token_ids)
+        self.prompt_tokens = len(self.token_ids)
+        self.slot = -1
+        self.named = 0
+        self.digest = b""
+        self.cached = 0
+        self.scheduled_s: float | None = None
+        self.first_s: float | None = None
+        self.last_s = arrival_s
+        self.longest_gap_s: float | None = None
+        self.gap_count = 0
+        self.over = [0] * (bounds + 1)  # gaps by the number of bounds they exceed
+        self.finished: FinishReason | None = None
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.token_ids) - self.prompt_tokens
+
+    def take(self, token_id: int, now_s: float, gap_bounds_s: Sequence[float]) -> float | None:
+        """A token came out of the step that ended at ``now_s``; returns the gap before it, None for the first."""
+        self.token_ids.append(token_id)
+        if token_id in self.stops:
+            self.finished = FinishReason.STOP
+        elif self.output_tokens >= self.request.max_tokens:
+            self.finished = FinishReason.LENGTH
+        if self.first_s is None:
+            self.first_s = self.last_s = now_s
+            return None
+        gap_s = now_s - self.last_s
+        self.last_s = now_s
+        self.gap_count += 1
+        if self.longest_gap_s is None or gap_s > self.longest_gap_s:
+            self.longest_gap_s = gap_s
+        if gap_bounds_s:
+            self.over[bisect_left(gap_bounds_s, gap_s)] += 1
+        return gap_s
+
+    def first_token(self) -> tuple[float, float, int, int]:
+        """Arguments of ``Observer.on_first_token``."""
+        assert self.first_s is not None and self.scheduled_s is not None
+        waits_s = max(0.0, self.first_s - self.arrival_s), max(0.0, self.scheduled_s - self.arrival_s)
+        return *waits_s, self.prompt_tokens, self.cached
+
+    def record(self, sequence: int, finish_s: float, preemptions: int) -> RequestRecord:
+        """What remains of a request that has ended; ``finished`` must be set."""
+        assert self.finished is not None
+        return RequestRecord(
+            sequence=sequence,
+            arrival_s=self.arrival_s,
+            scheduled_s=self.scheduled_s,
+            ttft_s=None if self.first_s is None else max(0.0, self.first_s - self.arrival_s),
+            finish_s=finish_s,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached,
+            output_tokens=self.output_tokens,
+            gap_count=self.gap_count,
+            longest_gap_s=self.longest_gap_s,
+            preemptions=preemptions,
+            finished=self.finished,
+            gap_over=tuple(sum(self.over[bound + 1 :]) for bound in range(len(self.over) - 1)),
+        )

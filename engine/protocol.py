@@ -1,0 +1,254 @@
+"""The tuning protocol as objects: the knobs under their lease, and what ran, by column.
+
+``TuningDesk`` is shared by the loop's thread and whoever serves the protocol; one lock, held for microseconds.
+The loop asks it for the setting when a step begins and nowhere else, so a change takes effect between two steps,
+whole or not at all.
+"""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from threading import Lock
+from typing import Any, Generic, TypeVar
+
+from engine.interface import ChangeKind, FinishReason, Observer, RequestRecord, StepRecord
+from policies import lease, wire
+from policies.envelope import KNOB_NAMES, Envelope, Mode
+from policies.errors import bad_value
+from policies.request import Setting
+from policies.step_time import StepModel
+
+T = TypeVar("T")
+
+# What plan_step gets while no policy in force predicts a step time.
+NO_MODEL = StepModel(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+_ENDED = {
+    FinishReason.STOP: "finished",
+    FinishReason.LENGTH: "finished",
+    FinishReason.CANCELLED: "aborted",
+    FinishReason.FAILED: "failed",
+}
+_STEP_COLUMNS = tuple(name for name in StepRecord.__slots__)
+_REQUEST_COLUMNS = (
+    "sequence", "arrival_s", "scheduled_s", "ttft_s", "finish_s", "prompt_tokens", "cached_tokens", "output_tokens",
+    "gap_count", "longest_gap_s", "preemptions",
+)  # fmt: skip
+
+
+class Ring(Generic[T]):
+    """The last ``capacity`` rows, each under a number that grows."""
+
+    def __init__(self, capacity: int) -> None:
+        if not 1 <= capacity <= wire.MAX_ROWS:
+            raise bad_value("ring rows", capacity, f"within 1..{wire.MAX_ROWS}", "keep fewer rows")
+        self._rows: list[tuple[int, T]] = []
+        self._capacity = capacity
+        self._count = 0
+
+    def append(self, number: int, row: T) -> None:
+        """``number`` must be above every earlier one."""
+        if self._count < self._capacity:
+            self._rows.append((number, row))
+        else:
+            self._rows[self._count % self._capacity] = (number, row)
+        self._count += 1
+
+    def after(self, number: int) -> tuple[list[tuple[int, T]], int]:
+        """Rows above ``number`` in order, and how many such rows are gone, given that numbers have no holes."""
+        at = self._count % self._capacity
+        ordered = self._rows if self._count <= self._capacity else self._rows[at:] + self._rows[:at]
+        rows = [row for row in ordered if row[0] > number]
+        gone = max(0, ordered[0][0] - number - 1) if ordered and self._count > self._capacity else 0
+        return rows, gone
+
+
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """What one step runs under."""
+
+    step: int
+    setting: Setting
+    step_model: StepModel
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What the state says of the engine; see ``wire.State``."""
+
+    engine: str
+    engine_version: str
+    model: str
+    envelope: wire.BootEnvelope
+
+
+class TuningDesk:
+    """The knobs and the records of one engine.
+
+    now_s: the engine's clock. Raises InputError when boot lies outside the envelope.
+    """
+
+    def __init__(
+        self,
+        about: About,
+        envelope: Envelope,
+        boot: Setting,
+        now_s: Callable[[], float],
+        *,
+        gap_bounds_s: tuple[float, ...] = (),
+        max_lease_s: float = lease.MAX_LEASE_S,
+        ring_rows: int = wire.MAX_ROWS,
+    ) -> None:
+        self._about = about
+        self._now_s = now_s
+        self._gap_bounds_s = gap_bounds_s
+        self._lock = Lock()
+        self._book = lease.boot_book(envelope, boot, now_s(), max_lease_s)
+        self._next_step = 0
+        self._steps: Ring[StepRecord] = Ring(ring_rows)
+        self._requests: Ring[RequestRecord] = Ring(ring_rows)
+        self.boot_id = secrets.token_hex(8)
+        self.observer: Observer | None = None
+
+    # --- the loop's side ---
+
+    def begin_step(self, now_s: float) -> InForce:
+        """What the step that begins now runs under. A lease that is over ends here, with or without a controller."""
+        with self._lock:
+            self._settle(now_s)
+            book, step = self._book, self._next_step
+            self._next_step = step + 1
+        return InForce(step, book.setting, book.step_model or NO_MODEL, book.revision)
+
+    def skip_step(self) -> None:
+        """The step that began computes nothing: its number goes to the next one."""
+        with self._lock:
+            self._next_step -= 1
+
+    def lease_left_s(self) -> float:
+        """Seconds; 0 without a lease. Ends a lease that is over."""
+        with self._lock:
+            now_s = self._settle(self._now_s())
+            return self._book.lease.left_s(now_s) if self._book.lease is not None else 0.0
+
+    def add_step(self, record: StepRecord) -> None:
+        with self._lock:
+            self._steps.append(record.step, record)
+
+    def add_request(self, record: RequestRecord) -> None:
+        with self._lock:
+            self._requests.append(record.sequence, record)
+
+    @property
+    def book(self) -> lease.LeaseBook:
+        """The book as it stands, for gauges; frozen."""
+        return self._book
+
+    @property
+    def steps(self) -> int:
+        """Steps begun since the start."""
+        return self._next_step
+
+    # --- the protocol's side ---
+
+    def tuning_state(self) -> wire.State:
+        with self._lock:
+            now_s = self._settle(self._now_s())
+            book, step = self._book, self._next_step
+        held = book.lease
+        return wire.State(
+            engine=self._about.engine,
+            engine_version=self._about.engine_version,
+            model=self._about.model,
+            boot_id=self.boot_id,
+            now_s=now_s,
+            envelope=self._about.envelope,
+            knobs=tuple(_knob(book, name) for name in KNOB_NAMES),
+            revision=book.revision,
+            blocked=book.blocked,
+            lease=None
+            if held is None
+            else wire.LeaseState(
+                actor=held.actor, reason=held.reason, left_s=held.left_s(now_s), length_s=held.length_s
+            ),
+            step=step,
+        )
+
+    def push(self, request: wire.PushRequest) -> wire.PushAnswer | wire.Refusal:
+        wish = request.to_push()
+        with self._lock:
+            now_s = self._settle(self._now_s())
+            self._book, outcome = lease.push(self._book, wish, now_s)
+            if outcome.refused:
+                return wire.refusal(outcome)[1]
+            return self._answer(ChangeKind.PUSHED, wish.actor, wish.reason)
+
+    def revert(self, request: wire.RevertRequest) -> wire.PushAnswer:
+        with self._lock:
+            before = self._book.revision
+            self._book, _ = lease.revert(self._book, self._now_s(), block=request.block)
+            return self._answer(ChangeKind.REVERTED, request.actor, request.reason, before)
+
+    def resume(self, request: wire.ResumeRequest) -> wire.PushAnswer:
+        with self._lock:
+            now_s = self._settle(self._now_s())
+            before = self._book.revision
+            self._book, _ = lease.resume(self._book, now_s)
+            return self._answer(ChangeKind.RESUMED, request.actor, request.reason, before)
+
+    def steps_after(self, after: int) -> wire.StepColumns:
+        rows, common = self._read(self._steps, after)
+        columns: dict[str, Any] = {name: tuple(map(attrgetter(name), rows)) for name in _STEP_COLUMNS}
+        return wire.StepColumns(**common, **columns)
+
+    def requests_after(self, after: int) -> wire.RequestColumns:
+        rows, common = self._read(self._requests, after)
+        columns: dict[str, Any] = {name: tuple(map(attrgetter(name), rows)) for name in _REQUEST_COLUMNS}
+        columns["ended"] = tuple(_ENDED[row.finished] for row in rows)
+        columns["gap_bounds_s"] = self._gap_bounds_s
+        columns["gap_over"] = tuple(
+            tuple(row.gap_over[bound] for row in rows) for bound in range(len(self._gap_bounds_s))
+        )
+        return wire.RequestColumns(**common, **columns)
+
+    # --- both ---
+
+    def _settle(self, now_s: float) -> float:
+        """End a lease that is over; returns the time that counts."""
+        held = self._book.lease
+        self._book, _ = lease.expire(self._book, now_s)
+        if held is not None and self._book.lease is None:
+            self._tell(ChangeKind.LEASE_ENDED, held.actor, held.reason)
+        return self._book.seen_s
+
+    def _answer(self, kind: ChangeKind, actor: str, reason: str, before: int = -1) -> wire.PushAnswer:
+        if self._book.revision != before:
+            self._tell(kind, actor, reason)
+        return wire.PushAnswer(revision=self._book.revision, effective_from_step=self._next_step)
+
+    def _tell(self, kind: ChangeKind, actor: str, reason: str) -> None:
+        if self.observer is not None:
+            self.observer.on_change(kind, self._book.revision, actor, reason)
+
+    def _read(self, ring: Ring[T], after: int) -> tuple[list[T], dict[str, Any]]:
+        with self._lock:
+            rows, lost = ring.after(after)
+        following = rows[-1][0] if rows else after
+        common = {"boot_id": self.boot_id, "now_s": self._now_s(), "after": after, "next": following, "lost": lost}
+        return [row for _, row in rows], common
+
+
+def _knob(book: lease.LeaseBook, name: str) -> wire.KnobState:
+    bound = book.envelope.by_name.get(name)
+    if bound is None:
+        return wire.KnobState(name=name, mode="absent")  # type: ignore[arg-type]  # a name from KNOB_NAMES
+    return wire.KnobState(
+        name=name,  # type: ignore[arg-type]  # a name from KNOB_NAMES
+        mode="live" if bound.mode is Mode.LIVE else "restart",
+        value=getattr(book.setting, name),
+        boot=getattr(book.boot, name),
+        min=bound.minimum,
+        max=bound.maximum,
+    )
