@@ -1,0 +1,82 @@
+"""Bounds on what one client may send, and the reading of a body within them."""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from engine.server_errors import ApiError, bad_request
+from policies.errors import bad_value
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """body_bytes: of one request. body_s: for the whole body to arrive. prompt_tokens: 0 = only the model's length.
+
+    stops: stop strings of one request; stop_chars: length of each. Raises InputError outside the bounds.
+    """
+
+    body_bytes: int = 8 * 1024 * 1024
+    body_s: float = 30.0
+    prompt_tokens: int = 0
+    stops: int = 16
+    stop_chars: int = 1024
+
+    def __post_init__(self) -> None:
+        if not 1024 <= self.body_bytes <= 1 << 30:
+            raise bad_value("body limit", self.body_bytes, "within 1024..1073741824 bytes", "8388608 is usual")
+        if not 0.0 < self.body_s <= 3600.0:
+            raise bad_value("time for a body", self.body_s, "above 0 and at most 3600 s", "30 is usual")
+        if self.prompt_tokens < 0:
+            raise bad_value("prompt limit", self.prompt_tokens, "at least 0 tokens", "0 = the model's own length")
+
+
+async def read_body(request: Request, limit_bytes: int, limit_s: float) -> bytes:
+    """The body. Raises ApiError 413 above ``limit_bytes`` (as soon as that is known) and 408 after ``limit_s``."""
+    announced = request.headers.get("content-length", "0")
+    if not (announced.isascii() and announced.isdecimal()):
+        raise bad_request("Content-Length is no number")
+    if int(announced[:20]) > limit_bytes:
+        raise _too_large(limit_bytes)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(limit_s):
+            async for part in request.stream():
+                size += len(part)
+                if size > limit_bytes:
+                    raise _too_large(limit_bytes)
+                parts.append(part)
+    except TimeoutError:
+        raise ApiError(408, f"the body took longer than {limit_s:g} s; send it faster", code="timeout") from None
+    except ClientDisconnect:
+        raise ApiError(400, "the client left before its body was complete", code="incomplete_body") from None
+    return b"".join(parts)
+
+
+def _too_large(limit_bytes: int) -> ApiError:
+    return ApiError(413, f"the body is above {limit_bytes} bytes; send less", code="body_too_large")
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """A JSON object. Raises ApiError 400, also for NaN, doubled fields and nesting without end."""
+    try:
+        value = json.loads(body, parse_constant=_no_constant, object_pairs_hook=_no_doubles)
+    except (ValueError, RecursionError) as error:
+        raise bad_request(f"the body is no JSON: {str(error)[:200]}") from None
+    if not isinstance(value, dict):
+        raise bad_request("the body must be a JSON object")
+    return value
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a field is named twice")
+    return found

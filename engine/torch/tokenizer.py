@@ -1,0 +1,41 @@
+"""A model's own tokenizer for the server: the Rust part of it, which any thread may use at any time."""
+
+from collections.abc import Mapping, Sequence
+
+from jinja2.exceptions import TemplateError
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from policies.errors import InputError
+
+
+class ModelTokenizer:
+    """Implements ``engine.server_text.Tokenizer``. Raises InputError for a tokenizer without a Rust part."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab_tokens: int) -> None:
+        self.vocab_tokens = vocab_tokens
+        self._whole = tokenizer
+        self._fast = getattr(tokenizer, "backend_tokenizer", None)
+        if self._fast is None:
+            raise InputError("this model's tokenizer has no fast form; save it with a tokenizer.json")
+        # transformers sets these for every call, and two threads would meet there; here they are set once.
+        self._fast.no_truncation()
+        self._fast.no_padding()
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._fast.encode(text, add_special_tokens=True).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text: str = self._fast.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        if not self._whole.chat_template:
+            raise InputError("this model has no chat template; use /v1/completions")
+        try:
+            text = self._whole.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        except (TemplateError, ValueError, TypeError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise InputError(f"the model's chat template refuses these messages: {reason[:200]}") from error
+        ids: list[int] = self._fast.encode(text, add_special_tokens=False).ids
+        return ids
