@@ -21,6 +21,7 @@ from policies.request import (
     HELD_BACK,
     HIT,
     KNOWN,
+    LEAVING_COUNT,
     NEXT,
     OUTPUT,
     PLANNED_COUNT,
@@ -81,6 +82,7 @@ def plan_step(setting: Setting, boot: Boot, model: StepModel, state: State, now_
     else:
         left, partials = _serve_running(boot, state, budget, cap, decodes, partials, decodes)
         _serve_by_policy(setting, boot, state, left, cap, partials, now_s)
+    release_leaving(boot, state)
     return int(counters[PLANNED_COUNT])
 
 
@@ -88,7 +90,8 @@ def finish_step(boot: Boot, state: State) -> int:
     """Book the planned step as run; returns how many requests finished.
 
     Every planned request that has no uncomputed token left gets one new token; one that has produced all
-    its output is finished and gives its blocks back, in planned order. To see who got a token compare
+    its output is finished and gives its blocks back, in planned order; with ``boot.plan_ahead`` the end of the next
+    ``plan_step`` gives them back, because that plan is made before the blocks are free. To see who got a token compare
     ``State.planned`` with the rows: KNOWN - COMPUTED is 1 and KNOWN > PROMPT.
     """
     requests, counters = state.requests, state.counters
@@ -101,11 +104,27 @@ def finish_step(boot: Boot, state: State) -> int:
         row[KNOWN] += 1
         if row[KNOWN] - row[PROMPT] >= row[OUTPUT]:
             row[STATUS] = FINISHED
-            release(state, boot, request)
+            leave(boot, state, request)
             finished += 1
     if finished > 0:
         _drop_finished(state)
     return finished
+
+
+def leave(boot: Boot, state: State, request: int) -> None:
+    """Give a finished request's blocks back: now, or at the end of the next plan where that one runs ahead."""
+    if boot.plan_ahead == 0:
+        release(state, boot, request)
+    else:
+        state.leaving[state.counters[LEAVING_COUNT]] = request
+        state.counters[LEAVING_COUNT] += 1
+
+
+def release_leaving(boot: Boot, state: State) -> None:
+    """Free the blocks and places of those who finished in the step before the one just planned."""
+    for index in range(state.counters[LEAVING_COUNT]):
+        release(state, boot, state.leaving[index])
+    state.counters[LEAVING_COUNT] = 0
 
 
 def effective_budget(budget: int, ceiling_tokens: int, decodes: int) -> int:
@@ -210,7 +229,8 @@ def _admit_in_order(
     """Admit waiting requests in arrival order; one that a partial-prefill cap holds back is passed over."""
     counters = state.counters
     request = counters[WAITING_HEAD]
-    while request >= 0 and left > 0 and counters[RUNNING_COUNT] < setting.max_running:
+    places = setting.max_running - counters[LEAVING_COUNT]
+    while request >= 0 and left > 0 and counters[RUNNING_COUNT] < places:
         following = state.requests[request, NEXT]
         tokens = _admit(setting, boot, state, request, left, cap, partials)
         if tokens == NO_ROOM:
@@ -291,7 +311,7 @@ def _serve_by_policy(
                 continue
             if best < 0 or goes_before(state, setting, request, best, now_s):
                 best = request
-        if admitting and counters[RUNNING_COUNT] < setting.max_running:
+        if admitting and counters[RUNNING_COUNT] + counters[LEAVING_COUNT] < setting.max_running:
             request = counters[WAITING_HEAD]
             while request >= 0:
                 if state.requests[request, PLANNED_IN] != -counters[STEP] - 1:

@@ -52,6 +52,7 @@ ADMISSIONS = 10
 BUDGET = 11  # tokens the latest step was allowed
 REORDERED = 12  # 1 while State.running is not in admission order
 HELD_BACK = 13  # waiting requests that a cap passed over in the latest step
+LEAVING_COUNT = 14  # finished requests that still hold their blocks and their place (Boot.plan_ahead)
 COUNTERS = 16
 
 # State.blocks (only filled when the pool knows contents)
@@ -69,7 +70,8 @@ class State(NamedTuple):
 
     requests: (n, COLUMNS). arrival_s: (n,). running: request indices in serving order, first
     counters[RUNNING_COUNT] valid. planned: (capacity, 2) request and tokens of the latest step.
-    preempted: requests preempted in the latest step. blocks: (pool blocks, BLOCK_COLUMNS).
+    preempted: requests preempted in the latest step. leaving: finished requests, first counters[LEAVING_COUNT] valid.
+    blocks: (pool blocks, BLOCK_COLUMNS).
     table: block ids of every request, rows at TABLE_AT. keys: content key per block, rows at KEY_AT.
     key_head, key_tail: first and last block with a key, -1 for none.
     """
@@ -79,6 +81,7 @@ class State(NamedTuple):
     running: IntArray
     planned: IntArray
     preempted: IntArray
+    leaving: IntArray
     counters: IntArray
     blocks: IntArray
     table: IntArray
@@ -94,7 +97,9 @@ class Boot(NamedTuple):
     chunking: 0 = a prompt runs whole or waits. reserve_whole_prompt: 1 = admit only when all known
     tokens fit the free blocks (vLLM's default). contents: 1 = blocks carry content keys, so prefixes
     are shared and found again; 0 = blocks are only counted. keep_decodes_moving: 1 = the no-starvation
-    rule of DESIGN section 6; 0 = vLLM exactly.
+    rule of DESIGN section 6; 0 = vLLM exactly. plan_ahead: 1 = a step is planned while the one before it runs
+    (vLLM's async scheduling), so whoever finishes in that one keeps blocks and place until the plan is made, and an
+    arrival is seen one step later; 0 = a step is planned when the one before it has ended.
     """
 
     ceiling_tokens: int
@@ -103,6 +108,7 @@ class Boot(NamedTuple):
     reserve_whole_prompt: int
     contents: int
     keep_decodes_moving: int
+    plan_ahead: int = 0
 
 
 FIXED_BUDGET = 0
@@ -170,6 +176,7 @@ def new_state(
         running=np.zeros(capacity + 1, dtype=np.int64),
         planned=np.zeros((capacity + 1, 2), dtype=np.int64),
         preempted=np.zeros(capacity + 1, dtype=np.int64),
+        leaving=np.zeros(capacity + 1, dtype=np.int64),
         counters=counters,
         blocks=blocks,
         table=np.zeros(table_blocks, dtype=np.int64),

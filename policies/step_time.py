@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
+Float4Array = np.ndarray[tuple[int, int, int, int], np.dtype[np.float64]]
 
 
 class StepModel(NamedTuple):
@@ -67,12 +68,33 @@ def step_time(
     return model.overhead_s + model.sequence_s * sequences + soft_max(memory_s, compute_s, model.sharpness)
 
 
+class AttentionTable(NamedTuple):
+    """Attention seconds of one step, all layers together, measured on a grid; linear between and beyond its points.
+
+    Axes, ascending, at least two points each: prefill_tokens, all chunks of the step together; prior_tokens, KV entries
+    that stand before a prompt token's own chunk, such that prefill_tokens x (prior + prefill_tokens / 2) is the step's
+    attention work (below 0 where several short chunks share a step); decodes; decode_context, KV entries of each.
+    time_s: shape (prefill_tokens, prior_tokens, decodes, decode_context); empty: no table.
+    """
+
+    prefill_tokens: FloatArray
+    prior_tokens: FloatArray
+    decodes: FloatArray
+    decode_context: FloatArray
+    time_s: Float4Array
+
+
+_NOTHING: FloatArray = np.zeros(0, dtype=np.float64)
+NO_ATTENTION = AttentionTable(_NOTHING, _NOTHING, _NOTHING, _NOTHING, np.zeros((0, 0, 0, 0), dtype=np.float64))
+
+
 class StepCost(NamedTuple):
     """What a twin prices steps with: the formula, or measured tables where they are given.
 
     base_s: seconds by computed tokens (index 0 unused), shape (most tokens + 1,); empty: the formula prices steps.
     With it the parts add up: base_s[computed tokens] + sequences_s[sequences] (empty: sequence_s each)
-    + kv_decode_s, kv_prefill_s per context token of decodes and of prefill prefixes + attention_s per attention work.
+    + kv_decode_s, kv_prefill_s per context token of decodes and of prefill prefixes + attention_s per attention work
+    + the attention table's time where there is one.
     formula: also what a budget policy predicts with, in the engine as in the twin.
     """
 
@@ -83,25 +105,29 @@ class StepCost(NamedTuple):
     kv_decode_s: float
     kv_prefill_s: float
     attention_s: float
+    attention: AttentionTable = NO_ATTENTION
 
 
 def priced(model: "StepModel | StepCost") -> StepCost:
     """A step model as a StepCost."""
     if isinstance(model, StepCost):
         return model
-    nothing = np.zeros(0, dtype=np.float64)
-    return StepCost(model, nothing, nothing, 0.0, 0.0, 0.0, 0.0)
+    return StepCost(model, _NOTHING, _NOTHING, 0.0, 0.0, 0.0, 0.0)
 
 
 def step_cost(
     cost: StepCost,
     computed_tokens: int,
     sequences: int,
+    decodes: int,
     context_decode_tokens: float,
     context_prefill_tokens: float,
     attention_work: float,
 ) -> float:
-    """Duration of one step in seconds; the last entry of a table holds for everything beyond it."""
+    """Duration of one step in seconds; the last entry of a table by tokens or sequences holds for all beyond it.
+
+    decodes: how many of the computed tokens are decodes; else as ``step_time``.
+    """
     if len(cost.base_s) == 0:
         return step_time(
             cost.formula,
@@ -117,12 +143,61 @@ def step_cost(
     else:
         last = len(cost.sequences_s) - 1
         total_s += cost.sequences_s[sequences if sequences < last else last]
+    if len(cost.attention.prefill_tokens) > 0:
+        total_s += attention_time(
+            cost.attention, computed_tokens - decodes, decodes, context_decode_tokens, attention_work
+        )
     return float(
         total_s
         + cost.kv_decode_s * context_decode_tokens
         + cost.kv_prefill_s * context_prefill_tokens
         + cost.attention_s * attention_work
     )
+
+
+def attention_time(
+    table: AttentionTable, prefill_tokens: int, decodes: int, context_decode_tokens: float, attention_work: float
+) -> float:
+    """Attention of one step in seconds, never below 0; the arguments are those of ``step_cost``."""
+    context = context_decode_tokens / decodes if decodes > 0 else 0.0
+    decode, decode_share = _place(table.decodes, float(decodes))
+    kv, kv_share = _place(table.decode_context, context)
+    if prefill_tokens == 0:
+        alone_s = _blend(table, 0, 0, decode, decode_share, kv, kv_share)
+        return alone_s if alone_s > 0.0 else 0.0
+    chunk, chunk_share = _place(table.prefill_tokens, float(prefill_tokens))
+    before, before_share = _place(table.prior_tokens, attention_work / prefill_tokens - 0.5 * prefill_tokens)
+    time_s = 0.0
+    for step in range(2):
+        weight = chunk_share if step == 1 else 1.0 - chunk_share
+        low = _blend(table, chunk + step, before, decode, decode_share, kv, kv_share)
+        high = _blend(table, chunk + step, before + 1, decode, decode_share, kv, kv_share)
+        time_s += weight * (low + before_share * (high - low))
+    return time_s if time_s > 0.0 else 0.0
+
+
+def _place(axis: FloatArray, value: float) -> tuple[int, float]:
+    """The axis point at or below ``value`` (the first or last but one at the ends), and how far to the next it is."""
+    low, high = 0, len(axis) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if axis[middle] <= value:
+            low = middle
+        else:
+            high = middle
+    return low, float((value - axis[low]) / (axis[low + 1] - axis[low]))
+
+
+def _blend(
+    table: AttentionTable, chunk: int, before: int, decode: int, decode_share: float, kv: int, kv_share: float
+) -> float:
+    """Linear in decodes and their context, at one point of the other two axes (s)."""
+    time_s = table.time_s
+    fewer = time_s[chunk, before, decode, kv]
+    fewer += kv_share * (time_s[chunk, before, decode, kv + 1] - fewer)
+    more = time_s[chunk, before, decode + 1, kv]
+    more += kv_share * (time_s[chunk, before, decode + 1, kv + 1] - more)
+    return float(fewer + decode_share * (more - fewer))
 
 
 def chunk_attention_work(chunk_tokens: float, already_computed: float) -> float:

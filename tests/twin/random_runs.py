@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from policies.request import FIXED_BUDGET, Boot, Setting
-from policies.step_time import StepCost, StepModel
+from policies.step_time import AttentionTable, StepCost, StepModel
 from tuner.sim.engine import Engine
 from tuner.sim.twin import Change
 from tuner.sim.workload import Traffic
@@ -101,6 +101,13 @@ def make_model(pick: Pick) -> StepModel | StepCost:
     return StepCost(formula, base_s, sequences_s, 5e-5, 6e-8, 4e-8, 2e-9)
 
 
+def make_attention(pick: Pick) -> AttentionTable:
+    """Unequal times on a coarse grid that many steps lie beyond."""
+    axes = (np.array([0.0, 16, 64]), np.array([-32.0, 0, 64, 256]), np.array([0.0, 1, 4]), np.array([0.0, 32, 128]))
+    cells = np.arange(3 * 4 * 3 * 3)
+    return AttentionTable(*axes, (1e-3 * (1 + cells * pick([1, 7]) % 5)).reshape(3, 4, 3, 3))
+
+
 def make_run(pick: Pick, n: int, changes: int, scarce_blocks: bool) -> Run:
     """A whole run. scarce_blocks: the pool only just holds the largest request (or not even that)."""
     traffic = make_traffic(pick, n)
@@ -115,11 +122,15 @@ def make_run(pick: Pick, n: int, changes: int, scarce_blocks: bool) -> Run:
     fixed = {} if chunking else {"budget_policy": FIXED_BUDGET}  # a whole prompt never fits a budget that shrinks
     setting = make_setting(pick, least, ceiling, most_running)._replace(**fixed)
     changes = tuple(Change(t, make_setting(pick, least, ceiling, most_running)._replace(**fixed)) for t in at_s)
+    model = make_model(pick)
+    if isinstance(model, StepCost) and pick([1, 1, 0]):
+        model = model._replace(attention=make_attention(pick))
+    boot = boot._replace(plan_ahead=pick([0, 0, 1]))
     return Run(
         traffic,
         Engine(boot, max(int(whole.max()) + spare, 1), most_running, 0.001, 0.002),
         setting,
-        make_model(pick),
+        model,
         changes,
     )
 

@@ -23,6 +23,8 @@ GAP_BOUNDS_S = (0.03, 0.0096)
 
 # Feature -> least runs in which it must have taken effect, or the comparison has not covered it.
 FEATURES = {
+    "planned ahead": 40,
+    "attention table": 15,
     "stretches skipped": 40,
     "preemption": 5,
     "resumed after preemption": 5,
@@ -88,6 +90,8 @@ def compare(run: Run, monkeypatch: pytest.MonkeyPatch) -> set[str]:
         "stretches skipped": fast.skipped_steps > 0,
         "refused": slow.refused > 0,
         "stalled": slow.stalled,
+        "planned ahead": boot.plan_ahead == 1,
+        "attention table": len(priced(run.model).attention.decodes) > 0,
         "changed in mid-run": any(0.0 < change.at_s < slow.span_s for change in run.changes),
         "reserve_whole_prompt off": boot.reserve_whole_prompt == 0,
         "chunking off": boot.chunking == 0,

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.kv import blocks_for, fits, grow, release
-from policies.packing import arrange_running, finish_step, plan_step
+from policies.kv import blocks_for, fits, grow
+from policies.packing import arrange_running, finish_step, leave, plan_step, release_leaving
 from policies.request import (
     CACHED,
     COMPUTED,
@@ -23,6 +23,7 @@ from policies.request import (
     HELD,
     HIT,
     KNOWN,
+    LEAVING_COUNT,
     OUTPUT,
     PLANNED_COUNT,
     PREEMPTED_COUNT,
@@ -116,7 +117,7 @@ def _room(values: FloatArray, weights: IntArray, used: int, more: int) -> tuple[
 
 def _planned_time(cost: StepCost, state: State) -> float:
     """Duration of the planned step (s). Computed tokens already advanced, so each start is computed - taken."""
-    tokens, decode_context, prefill_context, work = 0, 0.0, 0.0, 0.0
+    tokens, decodes, decode_context, prefill_context, work = 0, 0, 0.0, 0.0, 0.0
     count = state.counters[PLANNED_COUNT]
     for index in range(count):
         taken = state.planned[index, 1]
@@ -127,15 +128,16 @@ def _planned_time(cost: StepCost, state: State) -> float:
             prefill_context += before
             work += chunk_attention_work(float(taken), float(before))
         else:
+            decodes += 1
             decode_context += before
-    return step_cost(cost, tokens, count, decode_context, prefill_context, work)
+    return step_cost(cost, tokens, count, decodes, decode_context, prefill_context, work)
 
 
 def _only_decodes(setting: Setting, boot: Boot, state: State) -> bool:
     """True when the next steps compute one token for every running request and nothing else."""
     counters = state.counters
     count = counters[RUNNING_COUNT]
-    if count == 0:
+    if count == 0 or counters[LEAVING_COUNT] > 0:
         return False
     if setting.budget_policy == FIXED_BUDGET and min(setting.step_tokens, boot.ceiling_tokens) < count:
         return False
@@ -186,16 +188,16 @@ def _run_stretch(
     most: int,
     start: float,
     wake_s: float,
-) -> tuple[float, int]:
-    """Run up to ``most`` decode-only steps until ``wake_s``; returns the end (s) and the steps run."""
+) -> tuple[float, float, int]:
+    """Run up to ``most`` decode-only steps until ``wake_s``; returns the last start and end (s), and their number."""
     requests, times, totals = state.requests, run.times, run.totals
     bounds, over = len(run.gap_bounds_s), run.over
     count = state.counters[RUNNING_COUNT]
     size = float(count)
     context = _context_of(state)
     number = totals[STEPS]
-    first_end = start + with_noise(noise, number, step_cost(cost, count, count, context, 0.0, 0.0))
-    now = first_end
+    first_end = start + with_noise(noise, number, step_cost(cost, count, count, count, context, 0.0, 0.0))
+    before, now = start, first_end
     longest = 0.0
     for bound in range(bounds):
         over[bound] = 0
@@ -205,7 +207,7 @@ def _run_stretch(
     while steps < most and now < wake_s:
         before = now
         context += size
-        now += with_noise(noise, number + steps, step_cost(cost, count, count, context, 0.0, 0.0))
+        now += with_noise(noise, number + steps, step_cost(cost, count, count, count, context, 0.0, 0.0))
         gap = now - before
         gap_values[gaps] = gap
         gap_weights[gaps] = count
@@ -239,7 +241,8 @@ def _run_stretch(
         times[request, LAST_TOKEN_S] = now
         requests[request, COMPUTED] += steps
         requests[request, KNOWN] += steps
-        if requests[request, COMPUTED] > requests[request, HELD] * boot.block_tokens:
+        # A block that is just full needs no other yet, but must be findable from now on: grow sees to both.
+        if requests[request, COMPUTED] >= requests[request, HELD] * boot.block_tokens:
             grow(state, boot, request, requests[request, COMPUTED])
     gap_values[first_row] = first_end - start
     gap_weights[first_row] = regular
@@ -248,7 +251,7 @@ def _run_stretch(
     totals[STEPS] += steps
     totals[SKIPPED_STEPS] += steps
     totals[COMPUTED_TOKENS] += steps * count
-    return now, steps
+    return before, now, steps
 
 
 def _finish_stretch(boot: Boot, state: State, run: Run, now: float) -> int:
@@ -259,7 +262,7 @@ def _finish_stretch(boot: Boot, state: State, run: Run, now: float) -> int:
         if state.requests[request, KNOWN] - state.requests[request, PROMPT] >= state.requests[request, OUTPUT]:
             state.requests[request, STATUS] = FINISHED
             run.times[request, FINISH_S] = now
-            release(state, boot, request)
+            leave(boot, state, request)
             finished += 1
         else:
             state.running[kept] = request
@@ -344,13 +347,14 @@ def replay(
     gap_values, gap_weights = np.empty(4096, np.float64), np.empty(4096, np.int64)
     log, log_times = np.empty((64, 3), np.int64), np.empty(64, np.float64)
     arrived, finished, change = 0, 0, 0
-    now = 0.0
+    # seen: until when arrivals are in line for the next plan; one that runs ahead is made as the step before begins.
+    now, seen = 0.0, 0.0
     setting = setting_from_row(settings[0])
     while finished < total and totals[STEPS] < max_steps:
         while change + 1 < len(changes_s) and changes_s[change + 1] <= now:
             change += 1
             setting = setting_from_row(settings[change])
-        while arrived < total and arrival_s[arrived] <= now:
+        while arrived < total and arrival_s[arrived] <= seen:
             finished += _arrive(boot, state, run, arrived)
             arrived += 1
         next_change_s = changes_s[change + 1] if change + 1 < len(changes_s) else np.inf
@@ -358,7 +362,8 @@ def replay(
         if counters[RUNNING_COUNT] == 0 and counters[WAITING_COUNT] == 0:
             if arrived >= total:
                 break
-            now = next_arrival_s
+            now = seen = max(now, next_arrival_s)
+            release_leaving(boot, state)
             continue
         start = now
         most = 0
@@ -374,23 +379,31 @@ def replay(
             gap_values, gap_weights = _room(gap_values, gap_weights, totals[GAP_ROWS], most + count)
             if keep_log != 0:
                 context = _context_of(state)
-            now, steps = _run_stretch(boot, cost, noise, state, run, gap_values, gap_weights, most, start, wake_s)
+            before, now, steps = _run_stretch(
+                boot, cost, noise, state, run, gap_values, gap_weights, most, start, wake_s
+            )
+            seen = now if boot.plan_ahead == 0 else before
             if keep_log != 0:
                 log, log_times = _log_stretch(cost, noise, state, run, log, log_times, steps, start, context)
             if steps == most:
                 finished += _finish_stretch(boot, state, run, now)
             continue
+        leaving = counters[LEAVING_COUNT]
         planned = plan_step(setting, boot, cost.formula, state, now)
         if planned == 0:
+            seen = now
             if counters[PREEMPTED_COUNT] > 0:
                 totals[PREEMPTED] += counters[PREEMPTED_COUNT]
                 continue  # a preemption made room: plan again at once
-            now = min(next_change_s, next_arrival_s)
+            if leaving > 0:
+                continue  # so did those who left
+            now = seen = max(now, min(next_change_s, next_arrival_s))
             if now == np.inf:
                 totals[STALLED] = 1
                 break
             continue
         now += with_noise(noise, totals[STEPS], _planned_time(cost, state))
+        seen = now if boot.plan_ahead == 0 else start
         gap_values, gap_weights = _room(gap_values, gap_weights, totals[GAP_ROWS], planned + 1)
         _book_step(state, run, gap_values, gap_weights, start, now)
         if keep_log != 0:
@@ -433,7 +446,7 @@ def _log_stretch(
     now = start
     number = run.totals[STEPS] - steps
     for step in range(steps):
-        now += with_noise(noise, number + step, step_cost(cost, count, count, context, 0.0, 0.0))
+        now += with_noise(noise, number + step, step_cost(cost, count, count, count, context, 0.0, 0.0))
         context += count
         for index in range(count):
             log, log_times = _log_room(log, log_times, run.totals[LOG_ROWS])

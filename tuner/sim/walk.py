@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from policies.kv import blocks_for
-from policies.packing import finish_step, plan_step
+from policies.packing import finish_step, plan_step, release_leaving
 from policies.request import (
     COMPUTED,
     FINISHED,
     HIT,
     KNOWN,
+    LEAVING_COUNT,
     OUTPUT,
     PLANNED_COUNT,
     PREEMPTED_COUNT,
@@ -38,6 +39,7 @@ from tuner.sim.workload import Traffic
 def planned_time_s(cost: StepCost, state: State) -> float:
     """Duration of the planned step, from its rows."""
     decode_context = prefill_context = work = 0.0
+    decodes = 0
     rows = state.planned[: state.counters[PLANNED_COUNT]].tolist()
     for request, taken in rows:
         before = int(state.requests[request, COMPUTED]) - taken
@@ -45,8 +47,9 @@ def planned_time_s(cost: StepCost, state: State) -> float:
             prefill_context += before
             work += chunk_attention_work(taken, before)
         else:
+            decodes += 1
             decode_context += before
-    return step_cost(cost, sum(taken for _, taken in rows), len(rows), decode_context, prefill_context, work)
+    return step_cost(cost, sum(taken for _, taken in rows), len(rows), decodes, decode_context, prefill_context, work)
 
 
 def walk(
@@ -70,11 +73,11 @@ def walk(
     log_times: list[float] = []
     totals = np.zeros(kernel.TOTALS, dtype=np.int64)
     pending = list(changes)
-    now, arrived, finished = 0.0, 0, 0
+    now, seen, arrived, finished = 0.0, 0.0, 0, 0
     while finished < n:
         while pending and pending[0].at_s <= now:
             setting = pending.pop(0).setting
-        while arrived < n and traffic.arrival_s[arrived] <= now:
+        while arrived < n and traffic.arrival_s[arrived] <= seen:
             if (
                 blocks_for(
                     int(traffic.prompt_tokens[arrived] + traffic.output_tokens[arrived]) - 1, engine.boot.block_tokens
@@ -90,21 +93,25 @@ def walk(
         if counters[RUNNING_COUNT] == 0 and counters[WAITING_COUNT] == 0:
             if arrived >= n:
                 break
-            now = float(traffic.arrival_s[arrived])
+            now = seen = max(now, float(traffic.arrival_s[arrived]))
+            release_leaving(engine.boot, state)
             continue
         start = now
+        leaving = int(counters[LEAVING_COUNT])
         planned = plan_step(setting, engine.boot, cost.formula, state, now)
         totals[kernel.PREEMPTED] += counters[PREEMPTED_COUNT]
         if planned == 0:
-            if counters[RUNNING_COUNT] > 0 and counters[PREEMPTED_COUNT] > 0:
+            seen = now
+            if leaving > 0 or (counters[RUNNING_COUNT] > 0 and counters[PREEMPTED_COUNT] > 0):
                 continue
             wake = [c.at_s for c in pending[:1]] + ([float(traffic.arrival_s[arrived])] if arrived < n else [])
             if not wake:
                 totals[kernel.STALLED] = 1
                 break
-            now = min(wake)
+            now = seen = max(now, min(wake))
             continue
         now += with_noise(noise, int(totals[kernel.STEPS]), planned_time_s(cost, state))
+        seen = start if engine.boot.plan_ahead else now
         for request, taken in state.planned[:planned].tolist():
             if np.isnan(times[request, kernel.SCHEDULED_S]):
                 times[request, kernel.SCHEDULED_S] = start
