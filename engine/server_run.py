@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,8 +68,10 @@ class _Server(uvicorn.Server):
         yield
 
 
-def run(engine: Engine, listeners: Sequence[Listener], *, drain_s: float) -> None:
+def run(engine: Engine, listeners: Sequence[Listener], *, drain_s: float, ready: Callable[[], None]) -> None:
     """Start the engine and serve until SIGTERM or SIGINT; a second signal cuts the draining short.
+
+    ready: called once when every listener answers.
 
     Raises RefusedError when answers were left at the end of ``drain_s`` or the engine broke.
     """
@@ -78,12 +80,18 @@ def run(engine: Engine, listeners: Sequence[Listener], *, drain_s: float) -> Non
         signals: asyncio.Queue[int] = asyncio.Queue()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
-        await serve(engine, listeners, signals, drain_s)
+        await serve(engine, listeners, signals, drain_s, ready)
 
     asyncio.run(until_signal())
 
 
-async def serve(engine: Engine, listeners: Sequence[Listener], signals: "asyncio.Queue[int]", drain_s: float) -> None:
+async def serve(
+    engine: Engine,
+    listeners: Sequence[Listener],
+    signals: "asyncio.Queue[int]",
+    drain_s: float,
+    ready: Callable[[], None],
+) -> None:
     """The same, told to stop by whatever comes out of ``signals``."""
     engine.deliver_with(deliver_on(asyncio.get_running_loop()))
     engine.start()
@@ -93,6 +101,9 @@ async def serve(engine: Engine, listeners: Sequence[Listener], signals: "asyncio
         for server, listener in zip(servers, listeners, strict=True)
     ]
     try:
+        while not all(server.started for server in servers):
+            await asyncio.sleep(0.01)
+        ready()
         healthy = await _until_signal(engine, signals)
         left = await _drain(engine, signals, drain_s) if healthy else False
     finally:

@@ -44,34 +44,40 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._window = list(prompt[-_CONTEXT_TOKENS:])
-        self._clean = len(self._window)  # tokens of the window whose text has left as whole characters
-        self._sent = len(_certain(tokenizer.decode(self._window))) if self._window else 0
+        before = tokenizer.decode(self._window) if self._window else ""
+        self._sent = len(_certain(before))
+        self._prompts_own = before[self._sent :]  # an unfinished character of the prompt, for the answer to finish
+        self._clean = 0 if self._prompts_own else len(self._window)  # here no character is cut
 
     def push(self, token: int) -> str:
         """What can be said after one more token, perhaps nothing."""
         self._window.append(token)
         text = self._tokenizer.decode(self._window)
         certain = _certain(text)
-        piece = certain[self._sent :]
-        self._sent += len(piece)
+        piece = self._take(certain)
         if len(certain) == len(text) and piece:
-            self._slide(self._clean)
+            self._slide(self._clean, 0)
         elif len(self._window) > _MOST_WINDOW_TOKENS:  # special tokens only, or bytes that mean nothing
-            self._slide(len(self._window) - _CONTEXT_TOKENS)
+            self._slide(len(self._window) - _CONTEXT_TOKENS, len(text) - self._sent)
         return piece
 
     def finish(self) -> str:
         """What is left at the end, unfinished characters included."""
-        text = self._tokenizer.decode(self._window)
+        return self._take(self._tokenizer.decode(self._window))
+
+    def _take(self, text: str) -> str:
         piece = text[self._sent :]
         self._sent += len(piece)
+        if piece and self._prompts_own:
+            # Still broken: then it is the prompt's and no part of the answer.
+            piece, self._prompts_own = piece.removeprefix(self._prompts_own), ""
         return piece
 
-    def _slide(self, first: int) -> None:
+    def _slide(self, first: int, unsent: int) -> None:
         """Drop the tokens before ``first``; what follows stays as context, such as the tokens of the latest piece."""
         self._window = self._window[first:]
         self._clean = len(self._window)
-        self._sent = len(_certain(self._tokenizer.decode(self._window)))
+        self._sent = max(0, len(self._tokenizer.decode(self._window)) - unsent)
 
 
 def _certain(text: str) -> str:

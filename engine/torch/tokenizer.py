@@ -14,9 +14,10 @@ class ModelTokenizer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab_tokens: int) -> None:
         self.vocab_tokens = vocab_tokens
         self._whole = tokenizer
-        self._fast = getattr(tokenizer, "backend_tokenizer", None)
-        if self._fast is None:
+        fast = getattr(tokenizer, "backend_tokenizer", None)
+        if fast is None:
             raise InputError("this model's tokenizer has no fast form; save it with a tokenizer.json")
+        self._fast = fast
         # transformers sets these for every call, and two threads would meet there; here they are set once.
         self._fast.no_truncation()
         self._fast.no_padding()

@@ -1,6 +1,7 @@
 """A live server on loopback over the real loop and a runner that computes tokens from seed and position alone."""
 
 import asyncio
+import queue
 import threading
 import time
 from collections.abc import Iterator
@@ -8,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.running import RunningEngine
 from engine.metrics import Metrics
 from engine.options import EngineOptions
+from engine.running import RunningEngine
 from engine.server import private_app, public_app
 from engine.server_auth import SecretFile
 from engine.server_bytes import ByteTokenizer
@@ -88,6 +89,13 @@ class Live:
         now = self.engine.snapshot()
         return now.running == 0 and now.waiting == 0
 
+    def count_tasks(self) -> int:
+        """Tasks alive on the server's event loop."""
+        assert self.stop.loop is not None
+        found: "queue.SimpleQueue[int]" = queue.SimpleQueue()
+        self.stop.loop.call_soon_threadsafe(lambda: found.put(len(asyncio.all_tasks())))
+        return found.get(timeout=10)
+
 
 class Stop:
     """The other thread's way to say SIGTERM."""
@@ -95,24 +103,10 @@ class Stop:
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.signals: asyncio.Queue[int] | None = None
-        self.tasks = 0
 
     def now(self) -> None:
         assert self.loop is not None and self.signals is not None
         self.loop.call_soon_threadsafe(self.signals.put_nowait, 15)
-
-    def count_tasks(self) -> int:
-        """Tasks alive on the server's event loop."""
-        assert self.loop is not None
-        counted = threading.Event()
-
-        def count() -> None:
-            self.tasks = len(asyncio.all_tasks(self.loop))
-            counted.set()
-
-        self.loop.call_soon_threadsafe(count)
-        assert counted.wait(10)
-        return self.tasks
 
 
 def soon(condition: "object", seconds: float = 20.0) -> bool:
@@ -160,11 +154,11 @@ def live(
         Listener(public_app(service, metrics, secret), sockets[0]),
         Listener(private_app(engine, metrics, secret), sockets[1]),
     ]
-    stop, problems = Stop(), list[BaseException]()
+    stop, ready, problems = Stop(), threading.Event(), list[BaseException]()
 
     async def main() -> None:
         stop.loop, stop.signals = asyncio.get_running_loop(), asyncio.Queue()
-        await serve(engine, listeners, stop.signals, drain_s)
+        await serve(engine, listeners, stop.signals, drain_s, ready.set)
 
     def target() -> None:
         try:
@@ -175,7 +169,7 @@ def live(
     thread = threading.Thread(target=target, daemon=True)
     urls = [f"http://127.0.0.1:{sock.getsockname()[1]}" for sock in sockets]
     thread.start()
-    assert soon(lambda: stop.signals is not None)
+    assert ready.wait(60), problems
     try:
         yield Live(runner, engine, metrics, urls[0], urls[1], thread, stop)
     finally:

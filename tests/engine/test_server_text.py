@@ -31,9 +31,17 @@ def test_every_text_comes_out_whole_and_without_broken_characters(text: str, pro
     assert not any(UNFINISHED in piece for piece in found)
 
 
-@given(st.binary(max_size=200))
-def test_bytes_that_mean_nothing_still_come_out(noise: bytes) -> None:
-    assert pieces(noise)[-1].count(UNFINISHED) <= 16, "too much was held back to the end"
+@given(st.binary(max_size=300) | st.integers(1, 300).map(lambda count: b"\x80" * count))
+def test_bytes_that_mean_nothing_still_come_out_once(noise: bytes) -> None:
+    found = pieces(noise)
+    assert "".join(found) == noise.decode(errors="replace")
+    assert found[-1].count(UNFINISHED) <= 16, "too much was held back to the end"
+
+
+def test_a_prompt_that_ends_within_a_character() -> None:
+    assert pieces(b"\x82\xacx", b"price \xe2") == ["", "€", "x", ""], "the answer finishes it"
+    assert pieces(b"ux", b"price \xe2") == ["u", "x", ""], "the answer does not, so it stays the prompt's"
+    assert pieces(b"", b"price \xe2") == [""]
 
 
 def test_an_unfinished_character_is_shown_at_the_end_only() -> None:
