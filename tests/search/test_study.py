@@ -22,7 +22,7 @@ BASE = Setting(2048, max_running=64)
 
 @pytest.fixture(scope="module")
 def space() -> SearchSpace:
-    return search_space(ENGINE, BASE)
+    return search_space(ENGINE, BASE, SLO, NAMED_MODELS["8b-2tbs"])
 
 
 @pytest.fixture(scope="module")

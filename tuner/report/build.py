@@ -173,14 +173,15 @@ def _binding(slo: Slo, row: MarginRow | None) -> int | None:
 
 
 def _search_part(found: Recommendation) -> SearchPart:
-    random = [e for e in found.evaluations if e.role is Role.RANDOM]
+    # A repeat cost nothing; a setting that led after a look at windows was paid for twice.
+    random = {(e.setting, e.whole_traffic): e.simulated_steps for e in found.evaluations if e.role is Role.RANDOM}
     return SearchPart(
         sampler=found.sampler,
         seed=found.seed,
         trials=found.trials,
         simulated_steps=found.simulated_steps,
         random_trials=len(random),
-        random_simulated_steps=sum(e.simulated_steps for e in random),
+        random_simulated_steps=sum(random.values()),
     )
 
 
@@ -216,7 +217,7 @@ def run_record(
         noise=_finite(found.noise),
         binding=_binding(slo, found.binding_target),
         search=_search_part(found),
-        trials=tuple(trial_part(evaluation) for evaluation in found.evaluations),
+        trials=tuple(trial_part(evaluation) for evaluation in found.evaluations if evaluation.whole_traffic),
         groups=group_parts(found.current_result.outcomes, found.best_result.outcomes, slo),
         twin_error={},
     )

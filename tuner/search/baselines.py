@@ -1,6 +1,7 @@
 """What the search has to beat, and where it starts: the engine's default, the formula, the knee, a budget sweep."""
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -8,6 +9,7 @@ from policies.budget import within_time
 from policies.request import Setting
 from policies.slo import Slo
 from policies.step_time import StepModel, knee_tokens
+from tuner.search.evaluation import Role
 from tuner.search.space import SearchSpace
 from tuner.sim.result import RunResult
 
@@ -69,17 +71,34 @@ def sweep_settings(space: SearchSpace) -> list[Setting]:
     return [_on_grid(space, b) for b in budgets if space.low_tokens <= b <= space.high_tokens]
 
 
-def random_settings(space: SearchSpace, seed: int, count: int) -> list[Setting]:
-    """Independent draws, log-uniform over the same grid as the sampler's."""
-    rng = np.random.default_rng(seed)
-    draws = []
-    for _ in range(count):
-        units = {
-            name: int(min(math.exp(rng.uniform(math.log(low), math.log(high + 1))), high))
-            for name, (low, high) in space.bounds().items()
-        }
-        draws.append(space.setting(units))
-    return draws
+class _FromGenerator:
+    """Suggest independent draws, on the scales that the sampler has."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+
+    def integer(self, name: str, low: int, high: int) -> int:
+        return min(int(math.exp(self._rng.uniform(math.log(low), math.log(high + 1)))), high)
+
+    def choice(self, name: str, options: tuple[int, ...]) -> int:
+        return int(self._rng.choice(options))
+
+
+def random_settings(space: SearchSpace, seed: int) -> Iterator[Setting]:
+    """Independent draws from the space the sampler has, without end."""
+    suggest = _FromGenerator(np.random.default_rng(seed))
+    while True:
+        yield space.draw(suggest)
+
+
+def starting_points(space: SearchSpace, slo: Slo, model: StepModel, result: RunResult) -> list[tuple[Setting, Role]]:
+    """Formula, knee and the budget sweep, each with its role. ``result``: the replay of the setting in force."""
+    named = (
+        (formula_setting(space, slo, model, result), Role.FORMULA),
+        (knee_setting(space, model, result), Role.KNEE),
+    )
+    points = [(setting, role) for setting, role in named if setting is not None]
+    return points + [(setting, Role.SWEEP) for setting in sweep_settings(space)]
 
 
 def _on_grid(space: SearchSpace, budget: int) -> Setting:

@@ -49,6 +49,7 @@ class Evaluation:
     simulated_steps: int
     preempted: int
     refused: int
+    whole_traffic: bool = True  # False: judged on a few windows of it, for a first look
 
 
 class Verdict(StrEnum):
@@ -65,7 +66,8 @@ class Recommendation:
 
     current: the setting in force (the engine's default unless the operator states another). best: the one to set
     (equal to ``current`` when the verdict is KEEP). evaluations: everything tried, in order. random_best: best of the
-    random search given the same number of simulated steps. noise: half-width of the 90 % bootstrap interval of the
+    random search given the same number of simulated steps. burst_attainment: good share of ``best`` when the
+    traffic has a burst (see recommend). noise: half-width of the 90 % bootstrap interval of the
     attainment difference best - current, 0..1. results: full replays of current and best, for the before-and-after
     tables. sampler: name of the Optuna sampler. trials, simulated_steps: of the Optuna search.
     """
@@ -82,4 +84,5 @@ class Recommendation:
     seed: int
     trials: int
     simulated_steps: int
+    burst_attainment: float
     binding_target: MarginRow | None

@@ -7,7 +7,7 @@ import numpy as np
 from policies.quantiles import quantile, weighted_quantile
 from policies.request import Setting
 from policies.slo import MarginRow, Slo, attainment, feasible, goodput_rps, longest_wait_s, margins
-from policies.step_time import StepModel
+from policies.step_time import StepCost, StepModel
 from tuner.search.evaluation import Evaluation, Role
 from tuner.sim.engine import Engine
 from tuner.sim.result import RunResult
@@ -26,7 +26,7 @@ def capped_margin(row: MarginRow) -> float:
 
 
 def evaluate(
-    traffic: Traffic, engine: Engine, setting: Setting, model: StepModel, slo: Slo, role: Role
+    traffic: Traffic, engine: Engine, setting: Setting, model: StepModel | StepCost, slo: Slo, role: Role
 ) -> tuple[Evaluation, RunResult]:
     """Replay ``traffic`` under ``setting`` and judge it. Raises InputError for a setting outside the envelope."""
     result = simulate(traffic, engine, setting, model, gap_bounds_s=slo.gap_bounds())

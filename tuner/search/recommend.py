@@ -1,56 +1,64 @@
-"""The main job on a twin: from traffic, a step model and targets to one setting and what it was held against."""
+"""The main job on a twin: from traffic, a step model and targets to one setting and what it was held against.
 
-import math
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+Racing: where the whole traffic is long, every trial runs on a few windows of it first, and only the leaders run on all
+of it, then on all of it with a burst and under other draws of the step model. What is reported always comes from the
+whole traffic. Random search pays the same number of simulated steps in the same two stages.
+"""
 
-import numpy as np
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 
 from policies.errors import bad_value
 from policies.request import Setting
-from policies.slo import MarginRow, Slo, good
-from policies.step_time import StepModel
+from policies.slo import Slo
+from policies.step_time import StepCost, StepModel, priced
 from tuner.search import baselines
+from tuner.search.arena import PARALLEL, Track
 from tuner.search.evaluation import Evaluation, Recommendation, Role, Verdict
-from tuner.search.objective import capped_margin, evaluate
-from tuner.search.space import SearchSpace, search_space
+from tuner.search.objective import evaluate
+from tuner.search.rank import SAME_SHARE, alike, binding, noise, rank, to_set, value, verdict
+from tuner.search.slices import slices
+from tuner.search.space import STOCK_VLLM, SearchSpace, search_space
 from tuner.search.study import SettingStudy
 from tuner.sim.engine import Engine
-from tuner.sim.result import RunResult
+from tuner.sim.reshape import Burst, add_burst
 from tuner.sim.workload import Traffic
 
 Progress = Callable[[str, int, int], None]
+Model = StepModel | StepCost
 
-# Settings this close in their objective are one setting; among them the one with most to spare wins.
-SAME_SHARE = 0.002
-BATCH_SHARE = 0.01
-# Replays release the interpreter, so two run at a time; asked and told in fixed order, so the result is the same.
-PARALLEL = 2
-BOOTSTRAP_BLOCKS = 40
-BOOTSTRAP_DRAWS = 400
+# A search pays about this many steps on windows; traffic that costs less is replayed whole in every trial.
+SEARCH_STEPS = 6_000_000
+LEAST_SHARE, WHOLE_SHARE = 0.08, 0.6
+LEADERS = 8
+SHORTLIST = 6
+# The burst: twice the rate, for a tenth of the time, from 40 % on. A share this much lower under it is no difference.
+BURST_FACTOR, BURST_START, BURST_LENGTH = 2.0, 0.4, 0.1
+BURST_TOLERANCE = 0.01
 
 
 def recommend(
     traffic: Traffic,
     engine: Engine,
-    model: StepModel,
+    model: Model,
     slo: Slo,
     *,
     current: Setting,
     trials: int = 200,
     seed: int = 0,
     progress: Progress | None = None,
+    knobs: frozenset[str] = STOCK_VLLM,
+    draws: Sequence[Model] = (),
+    storage: str | None = None,
 ) -> Recommendation:
-    """Search budget and chunk cap for ``slo`` on the twin; random search gets the same number of simulated steps.
+    """Search ``knobs`` for ``slo`` on the twin.
 
-    Deterministic for equal arguments. progress(stage, done, total) is called as trials come in.
-    Raises InputError when ``current`` is outside the boot envelope or the range is empty.
+    draws: other step models that the measurements allow; leaders count by their worst. storage: an Optuna storage
+    URL, None for memory. progress(stage, done, total) is called as trials come in. Deterministic for equal arguments.
+    Raises InputError when ``current`` is outside the boot envelope, the range is empty or no request fits the KV pool.
     """
     tell = progress or (lambda stage, done, total: None)
-    space = search_space(engine, current)
-    bench = _Bench(traffic, engine, model, slo)
-
+    space = search_space(engine, current, slo, priced(model).formula, knobs=knobs)
     tell("current", 0, 1)
     now, now_result = evaluate(traffic, engine, current, model, slo, Role.CURRENT)
     tell("current", 1, 1)
@@ -58,171 +66,111 @@ def recommend(
         pool = engine.kv_blocks * engine.boot.block_tokens
         raise bad_value("KV pool", pool, "large enough for at least one request", "give the pool's size in tokens")
 
-    warm: list[tuple[Setting, Role]] = []
-    for setting, role in (
-        (baselines.formula_setting(space, slo, model, now_result), Role.FORMULA),
-        (baselines.knee_setting(space, model, now_result), Role.KNEE),
-    ):
-        if setting is not None:
-            warm.append((setting, role))
-    warm += [(setting, Role.SWEEP) for setting in baselines.sweep_settings(space)]
-    fixed = bench.run(warm, lambda done: tell("baselines", done, len(warm)))
+    windows = _windows(traffic, now.simulated_steps * trials)
+    track = Track(windows, traffic, engine, model, slo)
+    starts = baselines.starting_points(space, slo, priced(model).formula, now_result)
+    fixed = track.whole.run(starts, lambda done: tell("baselines", done, len(starts)))
+    paid = track.paid_steps
 
-    study = SettingStudy(space, sampler="tpe", seed=seed)
-    study.enqueue(current)
-    for evaluation in sorted(fixed, key=lambda e: _rank(e, slo))[:3] + fixed[: len(warm) - len(fixed) + 2]:
-        study.enqueue(evaluation.setting)
-    found = _search(study, bench, slo, trials, lambda done: tell("search", done, trials))
+    study = SettingStudy(space, sampler="tpe", seed=seed, storage=storage)
+    for setting in (current, *_warm(fixed, slo)):
+        study.enqueue(setting)
+    looks = _search(study, track, slo, trials, lambda done: tell("search", done, trials))
+    leaders = track.lead(looks, Role.SEARCH, LEADERS, lambda e: rank(e, slo))
+    steps = track.paid_steps - paid
 
-    steps = sum(e.simulated_steps for e in found)
-    random_found = _random(space, bench, seed, steps, trials, lambda done, total: tell("random search", done, total))
+    reserve = LEADERS * now.simulated_steps if windows is not None else 0
+    rival = Track(windows, traffic, engine, model, slo)
+    random_looks = _random(
+        space, rival, seed, steps - reserve, lambda done: tell("random search", done, steps - reserve)
+    )
+    random_leaders = rival.lead(random_looks, Role.RANDOM, LEADERS, lambda e: rank(e, slo))
 
-    tried = [now, *fixed, *found, *random_found]
-    best = min((e for e in tried if e.role is not Role.RANDOM), key=lambda e: _rank(e, slo))
-    best = _most_to_spare(best, tried, slo)
-    best, best_result = evaluate(traffic, engine, best.setting, model, slo, best.role)
-    noise = _noise(now_result, best_result, slo, seed)
-    verdict = _verdict(now, best, noise, slo)
-    if verdict is Verdict.KEEP:
+    best, burst_share = _decide([now, *fixed, *leaders], traffic, engine, model, draws, slo)
+    best_result = evaluate(traffic, engine, best.setting, model, slo, best.role)[1]
+    uncertainty = noise(now_result, best_result, slo, seed)
+    what = verdict(now, best, uncertainty, slo)
+    if what is Verdict.KEEP:
         best, best_result = now, now_result
+    on_windows = [e for e in (*looks, *random_looks) if not e.whole_traffic]
     return Recommendation(
-        verdict=verdict,
+        verdict=what,
         current=now,
         best=best,
-        evaluations=tuple(tried),
-        random_best=min(random_found, key=lambda e: _rank(e, slo)),
-        noise=noise,
+        evaluations=(now, *fixed, *leaders, *random_leaders, *on_windows),
+        random_best=min(random_leaders, key=lambda e: rank(e, slo)),
+        noise=uncertainty,
         current_result=now_result,
         best_result=best_result,
         sampler="tpe",
         seed=seed,
-        trials=len(found),
+        trials=len(looks),
         simulated_steps=steps,
+        burst_attainment=burst_share,
         binding_target=binding(best.margins),
     )
 
 
-class _Bench:
-    """Evaluates settings on one traffic, a few at a time, each setting once."""
-
-    def __init__(self, traffic: Traffic, engine: Engine, model: StepModel, slo: Slo) -> None:
-        self._what = (traffic, engine, model, slo)
-        self._known: dict[Setting, Evaluation] = {}
-
-    def one(self, setting: Setting, role: Role) -> Evaluation:
-        traffic, engine, model, slo = self._what
-        known = self._known.get(setting)
-        if known is None:
-            known = evaluate(traffic, engine, setting, model, slo, role)[0]
-            self._known[setting] = known
-        return replace(known, role=role)
-
-    def run(self, wanted: Sequence[tuple[Setting, Role]], tell: Callable[[int], None]) -> list[Evaluation]:
-        done: list[Evaluation] = []
-        with ThreadPoolExecutor(PARALLEL) as pool:
-            for evaluation in pool.map(lambda pair: self.one(*pair), wanted):
-                done.append(evaluation)
-                tell(len(done))
-        return done
+def _windows(traffic: Traffic, steps: int) -> Traffic | None:
+    """A few windows of the traffic, when replaying all of it in every trial (``steps`` in all) would cost too much."""
+    share = max(SEARCH_STEPS / max(steps, 1), LEAST_SHARE)
+    return slices(traffic, share) if share < WHOLE_SHARE else None
 
 
-def _search(study: SettingStudy, bench: _Bench, slo: Slo, trials: int, tell: Callable[[int], None]) -> list[Evaluation]:
-    found: list[Evaluation] = []
-    while len(found) < trials:
-        tickets = [study.ask() for _ in range(min(PARALLEL, trials - len(found)))]
-        batch = bench.run([(ticket.setting, Role.SEARCH) for ticket in tickets], lambda done: None)
+def _warm(fixed: Sequence[Evaluation], slo: Slo) -> list[Setting]:
+    """Where the search starts: formula and knee, and the best of the budget sweep."""
+    named = [e.setting for e in fixed if e.role is not Role.SWEEP]
+    swept = sorted((e for e in fixed if e.role is Role.SWEEP), key=lambda e: rank(e, slo))
+    return named + [e.setting for e in swept[:3]]
+
+
+def _search(study: SettingStudy, track: Track, slo: Slo, trials: int, tell: Callable[[int], None]) -> list[Evaluation]:
+    looks: list[Evaluation] = []
+    while len(looks) < trials:
+        tickets = [study.ask() for _ in range(min(PARALLEL, trials - len(looks)))]
+        batch = track.look([ticket.setting for ticket in tickets], Role.SEARCH)
         for ticket, evaluation in zip(tickets, batch, strict=True):
             study.tell(ticket, evaluation, value(evaluation, slo))
-            found.append(evaluation)
-        tell(len(found))
-    return found
+            looks.append(evaluation)
+        tell(len(looks))
+    return looks
 
 
-def _random(
-    space: SearchSpace, bench: _Bench, seed: int, steps: int, trials: int, tell: Callable[[int, int], None]
-) -> list[Evaluation]:
-    """Random search until it has paid as many simulated steps as the search did."""
-    found: list[Evaluation] = []
-    paid = 0
-    # Far more draws than the steps can pay for: the twin's steps hardly differ between settings.
-    draws: Iterable[Setting] = iter(baselines.random_settings(space, seed + 1, 4 * trials + PARALLEL))
-    while paid < steps or not found:
-        batch = [setting for _, setting in zip(range(PARALLEL), draws, strict=False)]
-        if not batch:
+def _batched(settings: Iterable[Setting], size: int) -> Iterator[list[Setting]]:
+    source = iter(settings)
+    while batch := list(islice(source, size)):
+        yield batch
+
+
+def _random(space: SearchSpace, track: Track, seed: int, steps: int, tell: Callable[[int], None]) -> list[Evaluation]:
+    """Independent draws until they have paid ``steps``."""
+    looks: list[Evaluation] = []
+    for batch in _batched(baselines.random_settings(space, seed + 1), PARALLEL):
+        looks += track.look(batch, Role.RANDOM)
+        tell(min(track.paid_steps, steps))
+        if track.paid_steps >= steps:
             break
-        for evaluation in bench.run([(setting, Role.RANDOM) for setting in batch], lambda done: None):
-            found.append(evaluation)
-            paid += evaluation.simulated_steps
-        tell(min(paid, steps), steps)
-    return found
+    return looks
 
 
-def value(evaluation: Evaluation, slo: Slo) -> float:
-    """What a sampler maximises: the objective, and a last bit for calmer gaps."""
-    if slo.objective == "tokens_per_s":
-        return evaluation.tokens_per_s
-    calm = evaluation.gap_p99_s if math.isfinite(evaluation.gap_p99_s) else 1e3
-    return evaluation.attainment - 1e-3 * min(calm, 1.0)
+def _decide(
+    tried: Sequence[Evaluation], traffic: Traffic, engine: Engine, model: Model, draws: Sequence[Model], slo: Slo
+) -> tuple[Evaluation, float]:
+    """The one to set among equals, and its good share under a burst.
 
-
-def _rank(evaluation: Evaluation, slo: Slo) -> tuple[float, ...]:
-    """Sort key, best first: feasible before infeasible; then the objective; then calm gaps; then a small budget."""
-    if slo.objective == "tokens_per_s":
-        return (0.0 if evaluation.feasible else 1.0, -evaluation.tokens_per_s, evaluation.setting.step_tokens)
-    return (
-        0.0 if evaluation.feasible else 1.0,
-        -evaluation.attainment,
-        evaluation.gap_p99_s,
-        float(evaluation.setting.step_tokens),
-    )
-
-
-def _most_to_spare(best: Evaluation, tried: Sequence[Evaluation], slo: Slo) -> Evaluation:
-    """Among settings as good as the best, the one to set: most to spare at its tightest target.
-
-    For batch, which has no target, the smallest budget.
+    Equals are told apart by their worst share over the draws of the step model, then by their share under a burst,
+    then by what is plain and has most to spare.
     """
-    alike = [e for e in tried if e.feasible == best.feasible and e.role is not Role.RANDOM]
-    if slo.objective == "tokens_per_s":
-        alike = [e for e in alike if e.tokens_per_s >= (1.0 - BATCH_SHARE) * best.tokens_per_s]
-        return min(alike, key=lambda e: (e.setting.step_tokens, e.setting.chunk_cap_tokens > 0, -e.tokens_per_s))
-    alike = [e for e in alike if e.attainment >= best.attainment - SAME_SHARE]
-    # A setting without a chunk cap has one thing less to explain: it wins when it is as good.
-    plain = [e for e in alike if e.setting.chunk_cap_tokens == 0]
-    return min(plain or alike, key=lambda e: (max(capped_margin(row) for row in e.margins), e.setting.step_tokens))
-
-
-def _noise(current: RunResult, best: RunResult, slo: Slo, seed: int) -> float:
-    """Half-width of the 90 % interval of the difference in good share, by a bootstrap over blocks of the traffic.
-
-    The same requests run under both settings, so the difference is paired; neighbours share their fate, so whole
-    stretches of the traffic are drawn.
-    """
-    gain = good(best.outcomes, slo).astype(np.float64) - good(current.outcomes, slo)
-    blocks = np.array_split(gain, min(BOOTSTRAP_BLOCKS, len(gain)))
-    sums = np.array([block.sum() for block in blocks])
-    sizes = np.array([len(block) for block in blocks])
-    picks = np.random.default_rng(seed).integers(0, len(blocks), (BOOTSTRAP_DRAWS, len(blocks)))
-    drawn = sums[picks].sum(axis=1) / sizes[picks].sum(axis=1)
-    low, high = np.quantile(drawn, [0.05, 0.95])
-    return float(high - low) / 2.0
-
-
-def _verdict(current: Evaluation, best: Evaluation, noise: float, slo: Slo) -> Verdict:
-    if not best.feasible:
-        return Verdict.INFEASIBLE
-    if best.setting == current.setting:
-        return Verdict.KEEP
-    if slo.objective == "tokens_per_s":
-        better = best.tokens_per_s > (1.0 + BATCH_SHARE) * current.tokens_per_s
-        smaller = best.setting.step_tokens < current.setting.step_tokens
-        return Verdict.CHANGE if better or smaller else Verdict.KEEP
-    if not current.feasible:
-        return Verdict.CHANGE
-    return Verdict.CHANGE if best.attainment - current.attainment > max(noise, SAME_SHARE) else Verdict.KEEP
-
-
-def binding(rows: Sequence[MarginRow]) -> MarginRow | None:
-    """The target with the largest margin: the one that breaks first; None without a measured target."""
-    known = [row for row in rows if not math.isnan(row.margin)]
-    return max(known, key=lambda row: row.margin) if known else None
+    equals = sorted(dict.fromkeys(alike(tried, slo)), key=lambda e: rank(to_set([e], slo), slo))
+    shortlist = list({e.setting: e for e in [to_set(equals, slo), *equals]}.values())[:SHORTLIST]
+    burst = Burst(BURST_FACTOR, traffic.span_s * BURST_LENGTH, start_share=BURST_START) if traffic.span_s > 0 else None
+    rush = add_burst(traffic, burst) if burst else traffic  # what comes all at once is a burst already
+    shares = {e.setting: evaluate(rush, engine, e.setting, model, slo, e.role)[0].attainment for e in shortlist}
+    if slo.objective == "tokens_per_s" or len(shortlist) == 1:
+        return shortlist[0], shares[shortlist[0].setting]
+    for draw in draws:
+        worst = {e.setting: evaluate(traffic, engine, e.setting, draw, slo, e.role)[0].attainment for e in shortlist}
+        shortlist = [e for e in shortlist if worst[e.setting] >= max(worst.values()) - SAME_SHARE]
+    calm = max(shares[e.setting] for e in shortlist)
+    best = to_set([e for e in shortlist if shares[e.setting] >= calm - BURST_TOLERANCE], slo)
+    return best, shares[best.setting]

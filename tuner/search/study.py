@@ -12,7 +12,7 @@ from policies.request import Setting
 from policies.slo import MarginRow
 from tuner.search.evaluation import Evaluation
 from tuner.search.objective import capped_margin
-from tuner.search.space import SearchSpace
+from tuner.search.space import Recorded, SearchSpace
 
 STARTUP_TRIALS = 16
 SAMPLERS = ("tpe", "random")
@@ -26,6 +26,19 @@ class Ticket:
 
     number: int
     setting: Setting
+
+
+class _FromTrial:
+    """Suggest by an Optuna trial."""
+
+    def __init__(self, trial: optuna.Trial) -> None:
+        self._trial = trial
+
+    def integer(self, name: str, low: int, high: int) -> int:
+        return self._trial.suggest_int(name, low, high, log=True)
+
+    def choice(self, name: str, options: tuple[int, ...]) -> int:
+        return int(self._trial.suggest_categorical(name, options))
 
 
 def constraint_names(rows: Sequence[MarginRow]) -> list[str]:
@@ -46,31 +59,26 @@ class SettingStudy:
 
     def __init__(self, space: SearchSpace, *, sampler: str, seed: int, storage: str | None = None) -> None:
         self.space = space
-        self._seen: dict[Setting, Evaluation] = {}
         self._trials: dict[int, optuna.Trial] = {}
         self._study = optuna.create_study(direction="maximize", sampler=_sampler(sampler, seed), storage=storage)
 
     def enqueue(self, setting: Setting) -> None:
         """Try this setting before the sampler has its say (a warm start)."""
-        self._study.enqueue_trial(self.space.units(setting), skip_if_exists=True)
+        recorded = Recorded(self.space.params(setting))
+        self.space.draw(recorded)
+        self._study.enqueue_trial(recorded.asked, skip_if_exists=True)
 
     def ask(self) -> Ticket:
         """The next setting to try."""
         trial = self._study.ask()
-        units = {name: trial.suggest_int(name, *bounds, log=True) for name, bounds in self.space.bounds().items()}
         self._trials[trial.number] = trial
-        return Ticket(trial.number, self.space.setting(units))
-
-    def known(self, setting: Setting) -> Evaluation | None:
-        """The evaluation of a setting told before: the twin is deterministic, so a repeat costs nothing."""
-        return self._seen.get(setting)
+        return Ticket(trial.number, self.space.draw(_FromTrial(trial)))
 
     def tell(self, ticket: Ticket, evaluation: Evaluation, value: float) -> None:
         """Book an evaluation. A value that is not finite fails the trial: failed is not infeasible."""
         trial = self._trials.pop(ticket.number, None)
         if trial is None:
             raise RefusedError(f"trial {ticket.number} was told already or never asked; ask first")
-        self._seen[ticket.setting] = evaluation
         for name, row in zip(constraint_names(evaluation.margins), evaluation.margins, strict=True):
             trial.set_constraint(name, capped_margin(row))
         if value != value or value in (float("inf"), float("-inf")):
@@ -87,4 +95,4 @@ def _sampler(name: str, seed: int) -> BaseSampler:
     with warnings.catch_warnings():
         # Multivariate TPE is marked experimental; the choice and its figures stand in docs/decisions.
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return TPESampler(seed=seed, multivariate=True, n_startup_trials=STARTUP_TRIALS)
+        return TPESampler(seed=seed, multivariate=True, group=True, n_startup_trials=STARTUP_TRIALS)

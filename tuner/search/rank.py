@@ -1,0 +1,97 @@
+"""Which of two evaluations is better, and which of several equals to set. Pure."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from policies.slo import MarginRow, Slo, good
+from tuner.search.evaluation import Evaluation, Verdict
+from tuner.search.objective import capped_margin
+from tuner.sim.result import RunResult
+
+# Settings this close in their objective are one setting; among them the one with most to spare wins.
+SAME_SHARE = 0.002
+BATCH_SHARE = 0.01
+BOOTSTRAP_BLOCKS = 40
+BOOTSTRAP_DRAWS = 400
+
+
+def value(evaluation: Evaluation, slo: Slo) -> float:
+    """What a sampler maximises: the objective, and a last bit for calmer gaps."""
+    if slo.objective == "tokens_per_s":
+        return evaluation.tokens_per_s
+    calm = evaluation.gap_p99_s if math.isfinite(evaluation.gap_p99_s) else 1.0
+    return evaluation.attainment - 1e-3 * min(calm, 1.0)
+
+
+def rank(evaluation: Evaluation, slo: Slo) -> tuple[float, ...]:
+    """Sort key, best first: feasible before infeasible; then the objective; then calm gaps; then a small budget."""
+    infeasible = 0.0 if evaluation.feasible else 1.0
+    if slo.objective == "tokens_per_s":
+        return (infeasible, -evaluation.tokens_per_s, evaluation.setting.step_tokens)
+    return (infeasible, -evaluation.attainment, evaluation.gap_p99_s, float(evaluation.setting.step_tokens))
+
+
+def alike(tried: Sequence[Evaluation], slo: Slo) -> list[Evaluation]:
+    """The best and everything as good as the best, best first."""
+    ordered = sorted(tried, key=lambda e: rank(e, slo))
+    top = ordered[0]
+    same = [e for e in ordered if e.feasible == top.feasible]
+    if slo.objective == "tokens_per_s":
+        return [e for e in same if e.tokens_per_s >= (1.0 - BATCH_SHARE) * top.tokens_per_s]
+    return [e for e in same if e.attainment >= top.attainment - SAME_SHARE]
+
+
+def complexity(evaluation: Evaluation) -> int:
+    """How many things a setting asks to be explained beyond a budget: cap, partial-prefill caps, policies."""
+    s = evaluation.setting
+    parts = (s.chunk_cap_tokens, s.max_partial_prefills, s.max_long_partial_prefills, s.budget_policy, s.order_policy)
+    return sum(1 for part in parts if part)
+
+
+def to_set(equals: Sequence[Evaluation], slo: Slo) -> Evaluation:
+    """Among equals: the plainest; then most to spare at the tightest target, for batch the smallest budget."""
+    if slo.objective == "tokens_per_s":
+        return min(equals, key=lambda e: (e.setting.step_tokens, complexity(e), -e.tokens_per_s))
+    return min(equals, key=lambda e: (complexity(e), _tightest(e.margins), e.setting.step_tokens))
+
+
+def _tightest(rows: Sequence[MarginRow]) -> float:
+    return max((capped_margin(row) for row in rows), default=0.0)
+
+
+def noise(current: RunResult, best: RunResult, slo: Slo, seed: int) -> float:
+    """Half-width of the 90 % interval of the difference in good share, by a bootstrap over blocks of the traffic.
+
+    The same requests run under both settings, so the difference is paired; neighbours share their fate, so whole
+    stretches of the traffic are drawn.
+    """
+    gain = good(best.outcomes, slo).astype(np.float64) - good(current.outcomes, slo)
+    blocks = np.array_split(gain, min(BOOTSTRAP_BLOCKS, len(gain)))
+    sums = np.array([block.sum() for block in blocks])
+    sizes = np.array([len(block) for block in blocks])
+    picks = np.random.default_rng(seed).integers(0, len(blocks), (BOOTSTRAP_DRAWS, len(blocks)))
+    drawn = sums[picks].sum(axis=1) / sizes[picks].sum(axis=1)
+    low, high = np.quantile(drawn, [0.05, 0.95])
+    return float(high - low) / 2.0
+
+
+def verdict(current: Evaluation, best: Evaluation, uncertainty: float, slo: Slo) -> Verdict:
+    """CHANGE only for a gain beyond noise, or towards meeting every target."""
+    if not best.feasible:
+        return Verdict.INFEASIBLE
+    if best.setting == current.setting:
+        return Verdict.KEEP
+    if slo.objective == "tokens_per_s":
+        better = best.tokens_per_s > (1.0 + BATCH_SHARE) * current.tokens_per_s
+        return Verdict.CHANGE if better or best.setting.step_tokens < current.setting.step_tokens else Verdict.KEEP
+    if not current.feasible:
+        return Verdict.CHANGE
+    return Verdict.CHANGE if best.attainment - current.attainment > max(uncertainty, SAME_SHARE) else Verdict.KEEP
+
+
+def binding(rows: Sequence[MarginRow]) -> MarginRow | None:
+    """The target with the largest margin: the one that breaks first; None without a measured target."""
+    known = [row for row in rows if not math.isnan(row.margin)]
+    return max(known, key=lambda row: row.margin) if known else None
