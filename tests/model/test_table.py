@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from policies.errors import InputError
-from policies.step_time import NAMED_MODELS
+from policies.step_time import NAMED_MODELS, step_cost
 from tuner.bench.knee_synthetic import make_steps
 from tuner.model.fit import fit_steps
 from tuner.model.reservoir import Reservoir
@@ -96,3 +96,20 @@ def test_step_times_of_a_real_engine_on_traffic_not_fitted(shared_data: Path) ->
     assert table.mape(chat) < mape(fit.model, chat) < 0.10
     # This engine has no flat part: no knee may be made up, and none above a few dozen tokens be allowed for.
     assert fit.knee_tokens is None and fit.knee_interval.low == 0.0 and fit.knee_interval.high < 200.0
+
+
+def test_the_twin_prices_a_step_as_the_table_predicts_it() -> None:
+    steps = steps_of(STAIRS, 4, 0.0)
+    cost = STAIRS.cost(TRUTH, 8192)
+    assert cost.formula == TRUTH and len(cost.base_s) == 8193
+    for row in range(0, 6000, 50):
+        priced_s = step_cost(
+            cost,
+            int(steps.computed_tokens[row]),
+            int(steps.sequences[row]),
+            int(steps.decode_tokens[row]),
+            float(steps.context_decode_tokens[row]),
+            float(steps.context_prefill_tokens[row]),
+            float(steps.attention_work[row]),
+        )
+        assert priced_s == pytest.approx(float(steps.duration_s[row]), rel=1e-9)

@@ -9,7 +9,7 @@ from policies.commands import Command
 from policies.errors import InputError
 from policies.request import Setting
 from policies.slo import Slo
-from policies.step_time import NAMED_MODELS, StepModel
+from policies.step_time import NAMED_MODELS, StepCost, StepModel, priced
 from tuner.cli.engine_flags import add_engine_flags, read_engine
 from tuner.cli.progress import progress_to_stderr, warm_twin
 from tuner.cli.setting_flags import add_setting_flags, read_setting
@@ -51,7 +51,7 @@ class _Job:
 
     traffic: Traffic
     traffic_changes: tuple[str, ...]
-    model: StepModel
+    model: StepModel | StepCost
     model_part: StepModelPart
     engine: Engine
     engine_part: EnginePart
@@ -69,7 +69,8 @@ def _from_flags(args: argparse.Namespace) -> _Job:
     traffic, changes = read_traffic(args)
     engine, traffic, caching, sources = read_engine(args, traffic)
     part = engine_part(engine, caching, sources)
-    return _Job(traffic, changes, model, model_part, engine, part, read_setting(args, engine, model), (), slo)
+    setting = read_setting(args, engine, priced(model).formula)
+    return _Job(traffic, changes, model, model_part, engine, part, setting, (), slo)
 
 
 def _from_file(args: argparse.Namespace) -> _Job:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from policies.errors import InputError
-from policies.step_time import NAMED_MODELS, StepModel
+from policies.step_time import NAMED_MODELS, StepCost, StepModel, priced
 from tuner.cli.values import parse_burst, parse_duration, parse_rate_scale
 from tuner.model.model_file import load_step_model, read_model_file
 from tuner.record import StepModelPart
@@ -83,12 +83,13 @@ def add_model_flag(parser: argparse.ArgumentParser, *, needed: bool = True) -> N
     )
 
 
-def read_model(name: str) -> tuple[StepModel, StepModelPart]:
-    """The coefficients of a named set or a file, and where they came from. Raises InputError."""
+def read_model(name: str) -> tuple[StepModel | StepCost, StepModelPart]:
+    """A named set's coefficients or a file's, tables where it has any, and where they came from. Raises InputError."""
     model = load_step_model(name)
+    formula = priced(model).formula
     if name in NAMED_MODELS:
-        return model, step_model_part(name, model, "assumed", TEACHING)
+        return model, step_model_part(name, formula, "assumed", TEACHING)
     fitted = read_model_file(Path(name))
     origin = fitted.source or "a fitted model file that does not say where its steps came from"
-    part = step_model_part(shown_path(Path(name).name), model, "measured", origin, fitted.codes, dict(fitted.errors))
+    part = step_model_part(shown_path(Path(name).name), formula, "measured", origin, fitted.codes, dict(fitted.errors))
     return model, part

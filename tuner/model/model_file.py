@@ -1,8 +1,9 @@
 """The step-model file (model.json): what ``rooftune fit --out`` writes and ``--step-model`` reads.
 
 One JSON object with ``schema`` and ``version``; the coefficients stand under ``model``, everything else
-says where they came from and how far to trust them. Unknown keys at the top are errors, so that a typo
-or a file of a later version never half-loads.
+says where they came from and how far to trust them. Measured tables that price steps better than the formula stand
+under ``tables`` (since version 2; a file of version 1 has none and still loads). Unknown keys at the top are errors,
+so that a typo or a file of a later version never half-loads.
 """
 
 import json
@@ -12,15 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from policies.errors import InputError, bad_value
-from policies.step_time import NAMED_MODELS, StepModel
+from policies.step_time import NAMED_MODELS, StepCost, StepModel
+from tuner.model.cost_tables import parse_tables, tables_document
 
 SCHEMA = "rooftune.step-model"
-VERSION = 1
-MAX_FILE_BYTES = 1_000_000
+VERSION = 2
+READABLE = (1, 2)
+MAX_FILE_BYTES = 8_000_000
 # A second per token, per sequence or per step is far beyond any engine; larger values are a wrong unit.
 MAX_COEFFICIENT_S = 1000.0
 
-_TOP_KEYS = {"schema", "version", "model", "source", "intervals", "codes", "errors"}
+_TOP_KEYS = {"schema", "version", "model", "source", "intervals", "codes", "errors", "tables"}
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class ModelFile:
     intervals: quantity -> (low, high) with the unit in the name; ``math.inf`` where nothing bounds it.
     codes: identifiability findings, see ``tuner.model.roofline.FitCode``.
     errors: name -> fraction (``held_out_mape`` and the like).
+    cost: measured tables with ``model`` as their formula; None where the formula is all there is.
     """
 
     model: StepModel
@@ -38,6 +42,7 @@ class ModelFile:
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     codes: tuple[str, ...] = ()
     errors: Mapping[str, float] = field(default_factory=dict)
+    cost: StepCost | None = None
 
 
 def check_step_model(model: StepModel, what: str) -> StepModel:
@@ -53,8 +58,8 @@ def check_step_model(model: StepModel, what: str) -> StepModel:
     return model
 
 
-def load_step_model(name_or_path: str) -> StepModel:
-    """Coefficients of a named constant set or of a model.json.
+def load_step_model(name_or_path: str) -> StepModel | StepCost:
+    """Coefficients of a named constant set, or what a model.json holds: its tables where there are any.
 
     Raises InputError when the name is unknown (the message lists the names) or the file is not usable.
     """
@@ -66,7 +71,8 @@ def load_step_model(name_or_path: str) -> StepModel:
             f"step model {name_or_path!r} is neither a file nor one of the names {names}; "
             "give one of these or a file written by `rooftune fit --out`"
         )
-    return read_model_file(Path(name_or_path)).model
+    contents = read_model_file(Path(name_or_path))
+    return contents.model if contents.cost is None else contents.cost
 
 
 def read_model_file(path: Path) -> ModelFile:
@@ -80,23 +86,28 @@ def read_model_file(path: Path) -> ModelFile:
         raise InputError(f"{what} cannot be read: {error}; give a file written by `rooftune fit --out`") from error
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
         raise InputError(f'{what} has no "schema": "{SCHEMA}"; give a file written by `rooftune fit --out`')
-    if raw.get("version") != VERSION:
-        raise bad_value(f"{what}: version", raw.get("version"), str(VERSION), "fit the model again with this release")
+    version = raw.get("version")
+    if isinstance(version, bool) or version not in READABLE:
+        raise bad_value(f"{what}: version", version, f"one of {READABLE}", "fit the model again with this release")
     unknown = sorted(set(raw) - _TOP_KEYS)
     if unknown:
         raise bad_value(f"{what}: key", unknown[0], f"one of {sorted(_TOP_KEYS)}", "remove it")
+    if version == 1 and "tables" in raw:
+        raise bad_value(f"{what}: key", "tables", "absent in version 1", "fit the model again with this release")
+    model = check_step_model(_parse_model(raw.get("model"), what), what)
     return ModelFile(
-        model=check_step_model(_parse_model(raw.get("model"), what), what),
+        model=model,
         source=str(raw.get("source", "")),
         intervals=_parse_intervals(raw.get("intervals", {}), what),
         codes=_parse_codes(raw.get("codes", []), what),
         errors=_parse_errors(raw.get("errors", {}), what),
+        cost=parse_tables(raw["tables"], model, what) if "tables" in raw else None,
     )
 
 
 def write_model_file(path: Path, contents: ModelFile) -> None:
     """Write model.json. Infinite bounds are written as null: JSON has no infinity."""
-    document = {
+    document: dict[str, object] = {
         "schema": SCHEMA,
         "version": VERSION,
         "model": contents.model._asdict(),
@@ -105,8 +116,12 @@ def write_model_file(path: Path, contents: ModelFile) -> None:
         "codes": list(contents.codes),
         "errors": dict(contents.errors),
     }
+    if contents.cost is not None:
+        document["tables"] = tables_document(contents.cost)
+    # Thousands of table entries, a line each, would be a file for nobody.
+    indent = 2 if contents.cost is None else None
     try:
-        path.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(document, indent=indent, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write {path}: {error}; give --out a writable path") from error
 

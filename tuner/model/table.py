@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.errors import InputError
-from policies.step_time import StepModel, step_time
+from policies.step_time import StepCost, StepModel, step_time
 from tuner.model.samples import FloatArray, StepSamples
 from tuner.model.start import nonnegative_solution
 
@@ -54,6 +54,19 @@ class StepTable:
     def tabulate(self, max_tokens: int) -> FloatArray:
         """``base_s`` of 0..max_tokens tokens, for a lookup by index, shape (max_tokens + 1,)."""
         return self.base_s(np.maximum(np.arange(max_tokens + 1, dtype=np.float64), 1.0))
+
+    def cost(self, formula: StepModel, max_tokens: int) -> StepCost:
+        """What the twin prices steps with: this table up to ``max_tokens``, and the formula for budget policies."""
+        none = np.zeros(0, dtype=np.float64)
+        return StepCost(
+            formula,
+            self.tabulate(max_tokens),
+            none,
+            self.sequence_s,
+            self.kv_decode_s,
+            self.kv_prefill_s,
+            self.attention_s,
+        )
 
     def predict(self, samples: StepSamples) -> FloatArray:
         """Step times in seconds, shape (n,)."""
