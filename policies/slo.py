@@ -22,7 +22,8 @@ from policies.targets import PROFILES, Condition, Metric, Objective, Override, S
 
 __all__ = [
     "PROFILES", "Condition", "MarginReason", "MarginRow", "Metric", "Objective", "Outcomes", "Override", "Slo",
-    "Target", "attainment", "feasible", "good", "goodput_rps", "longest_wait_s", "margins", "weighted_quantile",
+    "Target", "attainment", "feasible", "good", "goodput_rps", "longest_wait_s", "margins", "missed_shares",
+    "weighted_quantile",
 ]  # fmt: skip
 
 
@@ -111,6 +112,20 @@ def good(outcomes: Outcomes, slo: Slo) -> BoolArray:
     for target, index in slo.all_targets():
         met &= _request_meets(outcomes, target) | ~_applies(slo, chosen, target, index)
     return met
+
+
+def missed_shares(outcomes: Outcomes, slo: Slo) -> tuple[float, ...]:
+    """For each row of ``margins`` the share of its requests that miss that target by themselves, 0..1.
+
+    A request that did not finish misses every target; a target that applies to nobody is missed by nobody (0).
+    """
+    chosen = _override_of(outcomes, slo)
+    shares = []
+    for target, index in slo.all_targets():
+        group = _applies(slo, chosen, target, index)
+        missed = group & ~(_request_meets(outcomes, target) & outcomes.finished)
+        shares.append(float(missed.sum()) / max(int(group.sum()), 1))
+    return tuple(shares)
 
 
 def attainment(outcomes: Outcomes, slo: Slo) -> float:

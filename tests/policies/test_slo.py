@@ -20,6 +20,7 @@ from policies.slo import (
     goodput_rps,
     longest_wait_s,
     margins,
+    missed_shares,
 )
 
 NAN = math.nan
@@ -317,3 +318,17 @@ def test_profiles_say_what_they_maximise():
         [10.0, 10.0], prompt=[100, 50_000], gap_bounds_s=np.array([0.05]), gap_over=np.zeros((2, 1), dtype=int)
     )
     assert good(run, PROFILES["documents-with-chat"]).tolist() == [False, True]
+
+
+def test_missed_shares_count_each_target_by_itself() -> None:
+    outcomes = Outcomes(
+        arrival_s=np.zeros(4),
+        first_token_s=np.array([1.0, 3.0, 1.0, np.nan]),
+        finish_s=np.array([2.0, 4.0, 9.0, np.nan]),
+        prompt_tokens=np.array([10, 10, 10, 10]),
+        output_tokens=np.array([2, 2, 2, 2]),
+    )
+    slo = Slo((Target("ttft", 2.0, 0.99), Target("e2e", 5.0, 0.5)))
+    # The second misses TTFT alone, the third the end alone, the fourth never came and misses both.
+    assert missed_shares(outcomes, slo) == (0.5, 0.5)
+    assert attainment(outcomes, slo) == 0.25

@@ -6,10 +6,10 @@ import pytest
 
 from policies.errors import RefusedError
 from policies.request import Boot, Setting
-from policies.slo import Slo, Target
+from policies.slo import MarginReason, MarginRow, Slo, Target
 from policies.step_time import NAMED_MODELS
 from tuner.search.evaluation import Evaluation, Role
-from tuner.search.objective import MARGIN_CAP, capped_margin, evaluate
+from tuner.search.objective import MARGIN_CAP, capped_margin, constraint, evaluate
 from tuner.search.space import SearchSpace, search_space
 from tuner.search.study import SettingStudy, constraint_names
 from tuner.sim.engine import Engine
@@ -96,10 +96,17 @@ def test_a_trial_cannot_be_told_twice(space: SearchSpace, evaluation: Evaluation
         study.tell(ticket, evaluation, 0.6)
 
 
-def test_margins_reach_the_sampler_finite_and_capped(evaluation: Evaluation) -> None:
-    far = [row for row in evaluation.margins if row.margin > MARGIN_CAP]
-    assert all(capped_margin(row) == MARGIN_CAP for row in far)
-    assert all(math.isfinite(capped_margin(row)) for row in evaluation.margins)
+def test_constraints_have_the_margins_sign_and_one_scale(evaluation: Evaluation) -> None:
+    target = SLO.targets[0]
+    met = MarginRow(target, None, 1.0, -0.5, 10, MarginReason.MEASURED)
+    missed = MarginRow(target, None, math.inf, math.inf, 10, MarginReason.MEASURED)
+    silent = MarginRow(target, None, math.nan, math.nan, 0, MarginReason.NO_SAMPLES)
+    assert constraint(met, 0.004) == -0.5
+    assert constraint(missed, 0.3) == pytest.approx(0.3 * MARGIN_CAP)
+    assert 0.0 < constraint(silent, 0.0) < 0.01 and 0.0 < constraint(missed, 0.0) < 0.01
+    assert capped_margin(missed) == MARGIN_CAP == capped_margin(silent)
+    for row, share in zip(evaluation.margins, evaluation.missed, strict=True):
+        assert (constraint(row, share) > 0) == (row.margin > 0)
     assert constraint_names(evaluation.margins) == ["ttft-p99-2s", "gap-p99-0.03s"]
 
 

@@ -24,7 +24,8 @@ class Role(StrEnum):
 class Evaluation:
     """One setting replayed on the twin under the traffic of the recommendation.
 
-    margins: one row a target. feasible: every run-level margin <= 0. attainment: share of good requests, 0..1.
+    margins: one row a target. missed: share of requests that miss each target by themselves, 0..1.
+    feasible: every run-level margin <= 0. attainment: share of good requests, 0..1.
     goodput_rps: good requests per second of span. tokens_per_s: output tokens of finished requests per second.
     violation: sum of the positive margins, each capped (0 when feasible); the order among infeasible settings.
     Times in seconds. simulated_steps: steps the replay took (what the search pays).
@@ -33,6 +34,7 @@ class Evaluation:
     setting: Setting
     role: Role
     margins: tuple[MarginRow, ...]
+    missed: tuple[float, ...]
     feasible: bool
     attainment: float
     goodput_rps: float

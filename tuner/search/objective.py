@@ -6,7 +6,7 @@ import numpy as np
 
 from policies.quantiles import quantile, weighted_quantile
 from policies.request import Setting
-from policies.slo import MarginRow, Slo, attainment, feasible, goodput_rps, longest_wait_s, margins
+from policies.slo import MarginRow, Slo, attainment, feasible, goodput_rps, longest_wait_s, margins, missed_shares
 from policies.step_time import StepCost, StepModel
 from tuner.search.evaluation import Evaluation, Role
 from tuner.sim.engine import Engine
@@ -23,6 +23,18 @@ def capped_margin(row: MarginRow) -> float:
     if math.isnan(row.margin):
         return MARGIN_CAP
     return min(row.margin, MARGIN_CAP)
+
+
+def constraint(row: MarginRow, missed: float) -> float:
+    """A target as a sampler's constraint: met when <= 0.
+
+    A sampler without any feasible trial minimises the sum of what is positive. Margins would make it fight for the few
+    worst requests of a hopeless tail, so above zero the share of requests that miss the target counts, the same scale
+    for every target, from 0 to MARGIN_CAP.
+    """
+    if row.margin <= 0.0:
+        return row.margin
+    return MARGIN_CAP * missed if missed > 0.0 else min(capped_margin(row), 1e-3)
 
 
 def evaluate(
@@ -50,6 +62,7 @@ def judge(result: RunResult, setting: Setting, slo: Slo, role: Role) -> Evaluati
         setting=setting,
         role=role,
         margins=rows,
+        missed=missed_shares(outcomes, slo),
         feasible=feasible(rows) if rows else True,
         attainment=attainment(outcomes, slo),
         goodput_rps=goodput_rps(outcomes, slo, result.span_s),

@@ -11,7 +11,7 @@ from policies.errors import RefusedError
 from policies.request import Setting
 from policies.slo import MarginRow
 from tuner.search.evaluation import Evaluation
-from tuner.search.objective import capped_margin
+from tuner.search.objective import constraint
 from tuner.search.space import Recorded, SearchSpace
 
 STARTUP_TRIALS = 16
@@ -79,8 +79,10 @@ class SettingStudy:
         trial = self._trials.pop(ticket.number, None)
         if trial is None:
             raise RefusedError(f"trial {ticket.number} was told already or never asked; ask first")
-        for name, row in zip(constraint_names(evaluation.margins), evaluation.margins, strict=True):
-            trial.set_constraint(name, capped_margin(row))
+        for name, row, missed in zip(
+            constraint_names(evaluation.margins), evaluation.margins, evaluation.missed, strict=True
+        ):
+            trial.set_constraint(name, constraint(row, missed))
         if value != value or value in (float("inf"), float("-inf")):
             self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
         else:
