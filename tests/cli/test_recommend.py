@@ -1,11 +1,14 @@
 """The main job through the real command: what it prints, writes and refuses."""
 
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
 
+from policies.errors import InputError, UnreachableError
 from tests.cli.commands import HEAD, rooftune, write_mix
+from tuner.cli.search_flags import check_storage
 from tuner.record import record_from_json
 from tuner.report.folder import report_files
 
@@ -125,6 +128,9 @@ def test_bad_traffic_is_one_line(kind: str, tmp_path: Path, capsys: pytest.Captu
         ((*TARGETS, "--kv-tokens", "1e6"), "--kv-tokens"),
         ((*TARGETS, "--prefix-caching", "yes"), "on or off"),
         ((*TARGETS, "--format", "xml"), "azure"),
+        ((*TARGETS, "--engine", "tgi"), "vllm, rooftune"),
+        ((*TARGETS, "--storage", "trials.db"), "sqlite:///trials.db"),
+        ((*TARGETS, "--storage", "nosuchdb://here/x"), "no kind that is known"),
     ],
 )
 def test_bad_flag_is_one_line(
@@ -168,3 +174,31 @@ def test_any_metric_at_any_quantile(mix: Path, flag: str, capsys: pytest.Capture
     metric, _, quantile = flag.removeprefix("--").rpartition("-p")
     assert target["metric"] == metric.replace("-", "_")
     assert target["quantile"] * 100 == pytest.approx(float(quantile))
+
+
+def test_an_engine_with_our_hook_has_more_knobs(mix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tried = {}
+    for engine in ("vllm", "rooftune"):
+        assert rooftune(*_words(mix, *TARGETS, "--engine", engine, "--trials", "12", "--json", "--quiet")) == 0
+        trials = json.loads(capsys.readouterr().out)["trials"]
+        tried[engine] = {name for trial in trials if trial["role"] == "search" for name in trial["setting"]}
+    assert tried["vllm"] == {"step_tokens", "chunk_cap_tokens", "max_running"}
+    assert tried["rooftune"] > tried["vllm"] and "order_policy" in tried["rooftune"]
+
+
+def test_trials_are_kept_in_the_storage(mix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rooftune(*_words(mix, *TARGETS, "--storage", f"sqlite:///{tmp_path}/trials.db", "--quiet")) == 0
+    with sqlite3.connect(tmp_path / "trials.db") as kept:
+        assert kept.execute("select count(*) from trials where state = 'COMPLETE'").fetchone() == (6,)
+
+
+def test_storage_that_does_not_answer_is_3(mix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rooftune(*_words(mix, *TARGETS, "--storage", f"sqlite:///{tmp_path}/no/trials.db", "--quiet")) == 3
+    said = capsys.readouterr()
+    assert said.out == "" and "does not answer" in said.err and said.err.count("\n") == 1
+
+
+def test_a_password_is_never_shown() -> None:
+    with pytest.raises((InputError, UnreachableError)) as error:
+        check_storage("postgresql://me:secret@127.0.0.1:1/x")
+    assert "secret" not in str(error.value) and "me:***@" in str(error.value)

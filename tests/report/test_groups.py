@@ -66,7 +66,12 @@ def test_a_group_without_gaps_has_no_samples() -> None:
 def test_only_what_is_not_usual_is_kept_of_a_setting() -> None:
     assert setting_values(Setting(512)) == {"step_tokens": 512, "chunk_cap_tokens": 0, "max_running": 256}
     assert setting_values(Setting(512, order_policy=1))["order_policy"] == 1
-    assert Setting(**setting_values(Setting(512, 64, aging_s=5.0))) == Setting(512, 64, aging_s=5.0)  # type: ignore[arg-type]
+    shortest = Setting(512, 64, order_policy=1, aging_s=5.0)
+    assert Setting(**setting_values(shortest)) == shortest  # type: ignore[arg-type]
+    # What has no say without its policy is not shown as a change.
+    assert setting_values(Setting(512, aging_s=5.0, ttft_target_s=2.0, pressure_tokens=64)) == setting_values(
+        Setting(512)
+    )
 
 
 def test_overrides_say_whom_they_are_for() -> None:

@@ -12,9 +12,9 @@ from policies.commands import Command
 from policies.errors import InfeasibleError
 from tuner.cli.engine_flags import add_current_flags, add_engine_flags, read_current, read_engine
 from tuner.cli.progress import progress_to_stderr, warm_twin
+from tuner.cli.search_flags import add_search_flags, read_search
 from tuner.cli.target_flags import add_target_flags, read_slo
 from tuner.cli.traffic_flags import add_model_flag, add_traffic_flags, read_model, read_traffic
-from tuner.cli.values import parse_count
 from tuner.record import RunRecord
 from tuner.report.build import engine_part, run_record, traffic_part
 from tuner.report.folder import record_text, report_folder, write_report
@@ -22,7 +22,6 @@ from tuner.report.summary import summary
 from tuner.search.recommend import recommend
 from tuner.sim.files import shown_path
 
-TRIALS = 200
 _EXAMPLE = """example:
   rooftune recommend --traffic trace.csv --rate-scale 1.8 --step-model 8b-2tbs \\
       --ttft-p99 2s --gap-p99 30ms --out report/
@@ -41,8 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_flags(parser)
     add_current_flags(parser)
     search = parser.add_argument_group("search and output")
-    search.add_argument("--trials", metavar="N", help=f"settings that the search tries (default {TRIALS})")
-    search.add_argument("--seed", metavar="N", help="same seed, same search (default 0)")
+    add_search_flags(search)
     search.add_argument("--out", metavar="DIR", help="write index.html, report.md and report.json there")
     search.add_argument("--json", action="store_true", help="print the record (report.json) and nothing else")
     search.add_argument("--quiet", action="store_true", help="no progress")
@@ -50,8 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Search, print, write. Raises InputError before the long work; 1 when nothing meets every target."""
-    trials = TRIALS if args.trials is None else parse_count(args.trials, "--trials", high=100_000)
-    seed = 0 if args.seed is None else parse_count(args.seed, "--seed", low=0, high=2**32 - 1)
+    wish = read_search(args)
     slo, profile = read_slo(args)
     model, model_part = read_model(args.step_model)
     traffic, changes = read_traffic(args)
@@ -60,7 +57,18 @@ def run(args: argparse.Namespace) -> int:
     with _folder(args.out) as folder:
         with progress_to_stderr(args.quiet) as progress:
             warm_twin(progress)
-            found = recommend(traffic, engine, model, slo, current=current, trials=trials, seed=seed, progress=progress)
+            found = recommend(
+                traffic,
+                engine,
+                model,
+                slo,
+                current=current,
+                trials=wish.trials,
+                seed=wish.seed,
+                progress=progress,
+                knobs=wish.knobs,
+                storage=wish.storage,
+            )
         record = run_record(
             found,
             slo,

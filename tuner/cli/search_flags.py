@@ -1,0 +1,75 @@
+"""Flags of a search: how long, from which seed, over whose knobs, and where its trials are kept."""
+
+import argparse
+from dataclasses import dataclass
+
+import sqlalchemy
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from policies.errors import InputError, UnreachableError
+from tuner.cli.values import parse_count
+from tuner.search.space import EVERYTHING, STOCK_VLLM
+
+TRIALS = 200
+# Whose knobs: a stock vLLM takes budget and chunk cap; our engine, and a vLLM with our hook, take them all.
+KNOBS = {"vllm": STOCK_VLLM, "rooftune": EVERYTHING}
+
+
+@dataclass(frozen=True)
+class SearchWish:
+    """What was asked of the search. storage: an Optuna storage URL, None for memory."""
+
+    trials: int
+    seed: int
+    knobs: frozenset[str]
+    storage: str | None
+
+
+def add_search_flags(group: argparse._ArgumentGroup) -> None:
+    """``--trials``, ``--seed``, ``--engine`` and ``--storage``."""
+    group.add_argument("--trials", metavar="N", help=f"settings that the search tries (default {TRIALS})")
+    group.add_argument("--seed", metavar="N", help="same seed, same search (default 0)")
+    group.add_argument(
+        "--engine",
+        default="vllm",
+        metavar="NAME",
+        help="whose knobs: vllm (budget and chunk cap, by flag) or rooftune (also caps and policies, for our engine "
+        "and for vLLM with the hook); default vllm",
+    )
+    group.add_argument(
+        "--storage", metavar="URL", help="keep the trials in this database (sqlite:///trials.db, postgresql://...)"
+    )
+
+
+def read_search(args: argparse.Namespace) -> SearchWish:
+    """Raises InputError, or UnreachableError when the database does not answer."""
+    if args.engine not in KNOBS:
+        raise InputError(f"--engine is {args.engine!r}, must be one of {', '.join(KNOBS)}; choose one")
+    trials = TRIALS if args.trials is None else parse_count(args.trials, "--trials", high=100_000)
+    seed = 0 if args.seed is None else parse_count(args.seed, "--seed", low=0, high=2**32 - 1)
+    if args.storage is not None:
+        check_storage(args.storage)
+    return SearchWish(trials, seed, KNOBS[args.engine], args.storage)
+
+
+def check_storage(url: str) -> None:
+    """Reach the database once, so that a typo is not found out after the baselines. A password is never shown."""
+    try:
+        parsed = sqlalchemy.make_url(url)
+    except ArgumentError:
+        raise InputError("--storage is not a database URL; write sqlite:///trials.db or postgresql://...") from None
+    shown = parsed.render_as_string(hide_password=True)
+    try:
+        engine = sqlalchemy.create_engine(parsed)
+    except ModuleNotFoundError as error:
+        raise InputError(f"--storage {shown} needs the driver {error.name!r}; pip install it") from None
+    except SQLAlchemyError:
+        raise InputError(f"--storage {shown} is of no kind that is known; write sqlite:///trials.db") from None
+    try:
+        with engine.connect():
+            pass
+    except SQLAlchemyError as error:
+        reason = " ".join(str(getattr(error, "orig", None) or type(error).__name__).split())
+        raise UnreachableError(f"--storage {shown} does not answer: {reason}; check address and rights") from None
+    finally:
+        engine.dispose()
