@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from policies.commands import COMMAND_GROUP
-from policies.step_time import NAMED_MODELS
+from policies.step_time import NAMED_MODELS, StepCost
+from tests.model.test_profile import write_profile
 from tuner.bench.knee_synthetic import make_steps
 from tuner.cli.main import main
 from tuner.model.model_file import load_step_model, read_model_file
@@ -32,7 +33,7 @@ def test_steps_become_a_model_that_loads(steps: str, tmp_path: Path, capsys: pyt
     assert fit("--steps", steps, "--out", str(out)) == 0
     text = capsys.readouterr().out
     assert "knee: " in text and "held-out" in text and "floor" in text
-    assert load_step_model(str(out)).slope_s_per_token == pytest.approx(4e-5, rel=0.03)
+    assert read_model_file(out).model.slope_s_per_token == pytest.approx(4e-5, rel=0.03)
     contents = read_model_file(out)
     low, high = contents.intervals["knee_tokens"]
     assert low < 200.0 < high and 0.05 < contents.errors["held_out_mape"] < 0.12
@@ -76,3 +77,33 @@ def test_refusals_are_one_line_with_the_right_code(
     assert fit(*(word.format(**places) for word in words)) == code
     error = capsys.readouterr().err
     assert named in error and error.count("\n") == 1
+
+
+def test_a_layer_profile_becomes_tables_that_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "model.json"
+    folder = str(write_profile(tmp_path))
+    assert fit("--profile", folder, "--layers", "3", "--out", str(out)) == 0
+    text = capsys.readouterr().out
+    assert "3 layers" in text and "knee" in text and "held-out" in text and "nothing padded" in text
+    loaded = load_step_model(str(out))
+    assert isinstance(loaded, StepCost) and len(loaded.base_s) == 65 and len(loaded.attention.decodes) == 4
+    assert (tmp_path / "model.svg").exists()
+    assert fit("--profile", folder, "--layers", "3", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["profile"] == {"max_tokens": 64, "graph_sizes": [], "layers": 3}
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--profile", "nowhere", "--layers", "3"], "nowhere"),
+        (["--profile", "nowhere"], "--layers"),
+        (["--profile", "nowhere", "--layers", "x"], "--layers"),
+        (["--profile", "nowhere", "--layers", "3", "--card", "a100-80gb"], "--card"),
+        (["--steps", "nowhere", "--layers", "3"], "--layers"),
+        (["--steps", "nowhere", "--profile", "nowhere"], "--profile"),
+        ([], "--profile"),
+    ],
+)
+def test_profile_flags_that_make_no_sense(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fit(*words) == 2
+    assert named in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""``rooftune fit``: from measured steps to a step model, with its intervals and what the steps do not tell."""
+"""``rooftune fit``: from measured steps, or a card's layer profile, to a step model with its intervals and gaps."""
 
 import argparse
 import json
@@ -12,6 +12,7 @@ from tuner.model.columns import NAMES
 from tuner.model.fit import fit_steps
 from tuner.model.model_file import ModelFile, write_model_file
 from tuner.model.prior import CARDS, PRECISION_BYTES, StepPrior, card_prior
+from tuner.model.profile import read_profile
 from tuner.model.reservoir import Reservoir
 from tuner.model.roofline import Interval, StepFit, mape
 from tuner.model.sample_file import read_steps
@@ -31,9 +32,12 @@ _SHOWN: dict[str, tuple[str, float, str]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``fit``."""
-    parser.add_argument(
-        "--steps", required=True, nargs="+", metavar="FILE", help="step-sample files, CSV or JSON lines, also .gz"
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--steps", nargs="+", metavar="FILE", help="step-sample files, CSV or JSON lines, also .gz")
+    source.add_argument(
+        "--profile", metavar="DIR", help="a card's layer profile: dense.csv, per_sequence.csv, attention.csv"
     )
+    parser.add_argument("--layers", metavar="N", help="layers of the model (num_hidden_layers), needed with --profile")
     parser.add_argument("--out", metavar="FILE", help="write the model here (JSON), for --step-model elsewhere")
     parser.add_argument("--plot", metavar="FILE", help="write the picture here (SVG; default: --out with .svg)")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
@@ -49,6 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Fit, print, and write what was asked for."""
+    if arguments.profile is not None:
+        return _run_profile(arguments)
+    if arguments.layers is not None:
+        raise InputError("--layers goes with --profile only; drop it, steps are of the whole model")
     prior = _prior(arguments)
     keep = parse_count(arguments.keep, "--keep", low=64, high=1_000_000)
     seed = parse_count(arguments.seed, "--seed", low=0)
@@ -59,11 +67,45 @@ def run(arguments: argparse.Namespace) -> int:
         source = f"{len(steps)} steps of {', '.join(Path(path).name for path in arguments.steps)}"
         codes = tuple(code.value for code in fit.codes)
         write_model_file(Path(arguments.out), ModelFile(fit.model, source, fit.bounds(), codes, errors))
+    _plot(arguments, steps, fit)
+    print(json.dumps(_document(fit, errors)) if arguments.json else _text(fit, errors, len(steps)))
+    return 0
+
+
+def _run_profile(arguments: argparse.Namespace) -> int:
+    """Put a profile's kernels together, fit the formula beside its tables, print, and write what was asked for."""
+    if arguments.layers is None:
+        raise InputError("--profile is of one layer; say with --layers how many the model has (num_hidden_layers)")
+    if arguments.card is not None or arguments.parameters is not None:
+        raise InputError("a profile is measured and needs no hardware prior; drop --card and --parameters")
+    profile = read_profile(arguments.profile, parse_count(arguments.layers, "--layers"))
+    fit = profile.fit
+    errors = {"fitted_mape": mape(fit.model, profile.steps), "held_out_mape": profile.formula_mape}
+    if arguments.out:
+        name = Path(arguments.profile).resolve().name
+        source = f"layer profile {name}, {profile.layers} layers"
+        codes = tuple(code.value for code in fit.codes)
+        contents = ModelFile(fit.model, source, fit.bounds(), codes, errors, profile.cost)
+        write_model_file(Path(arguments.out), contents)
+    _plot(arguments, profile.steps, fit)
+    if arguments.json:
+        tables = {"max_tokens": profile.max_tokens, "graph_sizes": list(profile.graph_sizes), "layers": profile.layers}
+        print(json.dumps({**_document(fit, errors), "profile": tables}))
+        return 0
+    padded = f"steps padded to {len(profile.graph_sizes)} graph sizes" if profile.graph_sizes else "nothing padded"
+    lines = [
+        f"profile    {profile.layers} layers, steps of 1 to {profile.max_tokens:,} tokens, {padded}",
+        "           the twin prices steps by these tables; the formula below is fitted to steps made from them",
+        _text(fit, errors, len(profile.steps)),
+    ]
+    print("\n".join(lines))
+    return 0
+
+
+def _plot(arguments: argparse.Namespace, steps: StepSamples, fit: StepFit) -> None:
     plot = arguments.plot or (str(Path(arguments.out).with_suffix(".svg")) if arguments.out else None)
     if plot:
         step_time_plot(plot, steps, fit.model, fit.knee_interval)
-    print(json.dumps(_document(fit, errors)) if arguments.json else _text(fit, errors, len(steps)))
-    return 0
 
 
 def _prior(arguments: argparse.Namespace) -> StepPrior | None:
@@ -148,4 +190,6 @@ def _knee(label: str, value: float | None, interval: Interval) -> str:
     return f"{label}: not in these steps" + (f"; {bounds} tokens if there is one" if bounds else "")
 
 
-COMMAND = Command("fit", "fit the step-time model to measured steps and say what they do not tell", add_arguments, run)
+COMMAND = Command(
+    "fit", "fit the step-time model to measured steps, or build it from a card's layer profile", add_arguments, run
+)

@@ -1,0 +1,186 @@
+"""A step model from a card's layer profile: what whole steps take, from the times of one layer's kernels.
+
+Dense kernels depend on the tokens of a step, output kernels on its requests, attention on four things at once: prompt
+tokens, the KV entries before them, decodes and the KV entries of each. Kernels run one after another, so times add up:
+every layer's as often as the model has layers, embedding, final norm and output once. Nothing is fitted here, except
+the formula beside the tables (for the knee and for budget policies).
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from policies.errors import InputError, bad_value
+from policies.step_time import NAMED_MODELS, AttentionTable, FloatArray, StepCost, chunk_attention_work, step_cost
+from tuner.model.fit import fit_steps
+from tuner.model.profile_files import (
+    ATTENTION_COLUMNS,
+    Curve,
+    read_attention,
+    read_curves,
+    read_graph_sizes,
+)
+from tuner.model.roofline import StepFit, mape
+from tuner.model.samples import StepSamples
+
+# Calls of each kernel in one layer of a decoder with a dense feed-forward part; both norms of a layer share a name.
+_IN_EVERY_LAYER = {
+    "layernorm": 2,
+    "qkv_proj": 1,
+    "qk_norm": 1,
+    "rotary_emb": 1,
+    "o_proj": 1,
+    "gate_up_proj": 1,
+    "act_fn": 1,
+    "down_proj": 1,
+}
+_ONCE = ("embedding", "final_layernorm")
+_OPTIONAL = ("qk_norm",)
+_OUTPUT = ("lm_head", "sampler")
+MAX_LAYERS = 1_000
+FIT_STEPS = 2_000
+JUDGED_STEPS = 1_000
+_US = 1e-6
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """Whole steps put together from one layer's times.
+
+    cost: tables for the twin, with the fitted formula. fit: that formula, its intervals and its knee; steps: made
+    from the tables, what it was fitted to. formula_mape: its error on other such steps (fraction). layers: of the
+    model. graph_sizes: token counts to which the engine pads a step, empty for none. max_tokens: largest step profiled.
+    """
+
+    cost: StepCost
+    fit: StepFit
+    steps: StepSamples
+    formula_mape: float
+    layers: int
+    graph_sizes: tuple[int, ...]
+    max_tokens: int
+
+
+def read_profile(folder: str | Path, layers: int) -> LayerProfile:
+    """Read a profile folder (see ``profile_files``) for a model of ``layers`` layers.
+
+    Steps of up to the largest size in meta.json's capture sizes are padded to these, as CUDA graphs do; without that
+    file nothing is padded. Raises InputError for a file that is absent, damaged, or does not hold a full grid.
+    """
+    if not 1 <= layers <= MAX_LAYERS:
+        raise bad_value("layers", layers, f"within 1..{MAX_LAYERS}", "give the model's num_hidden_layers")
+    where = Path(folder)
+    sizes = read_graph_sizes(where / "meta.json")
+    base_s = _dense_s(read_curves(where / "dense.csv", "tokens"), layers, sizes, where)
+    sequences_s = _output_s(read_curves(where / "per_sequence.csv", "sequences"), where)
+    attention = attention_table(*read_attention(where / "attention.csv"), layers, str(where / "attention.csv"))
+    bare = StepCost(NAMED_MODELS["8b-2tbs"], base_s, sequences_s, 0.0, 0.0, 0.0, 0.0, attention)
+    steps = steps_of(bare, FIT_STEPS, 0)
+    fit = fit_steps(steps)
+    other = steps_of(bare, JUDGED_STEPS, 1)
+    cost = bare._replace(formula=fit.model)
+    return LayerProfile(cost, fit, steps, mape(fit.model, other), layers, sizes, len(base_s) - 1)
+
+
+def _dense_s(curves: dict[str, Curve], layers: int, graph_sizes: tuple[int, ...], where: Path) -> FloatArray:
+    """Seconds of everything that depends on tokens alone, by tokens, index 0 unused."""
+    known = {*_IN_EVERY_LAYER, *_ONCE}
+    _check_layers(set(curves), known, set(_OPTIONAL), where / "dense.csv")
+    most = int(min(sizes[-1] for sizes, _ in curves.values()))
+    tokens = np.maximum(np.arange(most + 1), 1)
+    total = np.zeros(most + 1)
+    for name, (sizes, times) in curves.items():
+        calls = layers * _IN_EVERY_LAYER[name] if name in _IN_EVERY_LAYER else 1
+        total += calls * _US * np.interp(tokens, sizes, times)
+    padded = np.array([size for size in graph_sizes if size <= most], dtype=np.int64)
+    if len(padded):
+        place = np.searchsorted(padded, tokens)
+        tokens = np.where(place < len(padded), padded[np.minimum(place, len(padded) - 1)], tokens)
+    return total[tokens]
+
+
+def _output_s(curves: dict[str, Curve], where: Path) -> FloatArray:
+    """Seconds of output projection and sampler, by requests, index 0 unused."""
+    _check_layers(set(curves), set(_OUTPUT), set(), where / "per_sequence.csv")
+    most = int(min(sizes[-1] for sizes, _ in curves.values()))
+    sequences = np.maximum(np.arange(most + 1), 1)
+    total = np.zeros(most + 1)
+    for sizes, times in curves.values():
+        total += _US * np.interp(sequences, sizes, times)
+    return total
+
+
+def _check_layers(found: set[str], known: set[str], optional: set[str], path: Path) -> None:
+    for name in sorted(found - known):
+        raise bad_value(f"{path}: layer", name, f"one of {sorted(known)}", "only dense decoders are understood")
+    for name in sorted(known - optional - found):
+        raise InputError(f"{path} has no layer {name}; a profile must hold {', '.join(sorted(known - optional))}")
+
+
+def attention_table(shapes: FloatArray, times_us: FloatArray, layers: int, what: str) -> AttentionTable:
+    """The grid of all layers together (s), filled where a profiler leaves cells out.
+
+    No decodes: their context is of no account; no prompt: nor is what stands before it. Decodes with no context cost
+    what they do at the smallest measured. Missing large decode counts are continued along a line. A step of several
+    short chunks has less work than one long chunk: the grid is continued to the work of infinitely short ones.
+    """
+    axes = [np.unique(column) for column in shapes.T]
+    for name, axis in zip(ATTENTION_COLUMNS, axes, strict=True):
+        if len(axis) < 3 or axis[0] != 0.0:
+            raise bad_value(f"{what}: values of {name}", axis.tolist()[:5], "0 and at least two more", "profile again")
+    grid = np.full(tuple(len(axis) for axis in axes), np.nan)
+    grid[tuple(np.searchsorted(axis, column) for axis, column in zip(axes, shapes.T, strict=True))] = times_us
+    grid[:, :, 0, 1:] = grid[:, :, 0, :1]
+    grid[:, :, 1:, 0] = grid[:, :, 1:, 1]
+    grid[0, :, :, :] = grid[0, :1, :, :]
+    grid[0, :, 0, :] = 0.0
+    _continue_decodes(grid, axes[2])
+    if np.isnan(grid).any():
+        hole = [float(axis[place]) for axis, place in zip(axes, np.argwhere(np.isnan(grid))[0], strict=True)]
+        raise bad_value(f"{what}: missing shape", hole, f"measured ({', '.join(ATTENTION_COLUMNS)})", "profile again")
+    prior, grid = _below_no_prefix(grid, axes[1], float(axes[0][-1]))
+    return AttentionTable(axes[0], prior, axes[2], axes[3], np.ascontiguousarray(grid * (_US * layers)))
+
+
+def _continue_decodes(grid: FloatArray, decodes: FloatArray) -> None:
+    """Fill missing cells along the decodes from the two before them."""
+    for place in range(2, len(decodes)):
+        slope = (grid[:, :, place - 1] - grid[:, :, place - 2]) / (decodes[place - 1] - decodes[place - 2])
+        line = grid[:, :, place - 1] + slope * (decodes[place] - decodes[place - 1])
+        missing = np.isnan(grid[:, :, place])
+        grid[:, :, place][missing] = line[missing]
+
+
+def _below_no_prefix(grid: FloatArray, prior: FloatArray, most_tokens: float) -> tuple[FloatArray, FloatArray]:
+    """One more point below no prefix, by the slope over an equally long prefix (short ones drown in noise)."""
+    reach = max(most_tokens / 2.0, 1.0)
+    over = max(int(np.searchsorted(prior, reach)), 1)
+    over = min(over, len(prior) - 1)
+    slope = (grid[:, over] - grid[:, 0]) / prior[over]
+    low = grid[:, :1] - reach * slope[:, None]
+    low[0] = grid[0, :1]
+    return np.concatenate([[-reach], prior]), np.concatenate([low, grid], axis=1)
+
+
+def steps_of(cost: StepCost, count: int, seed: int) -> StepSamples:
+    """Steps as engines run them, priced by the tables: decodes, chunks and both, spread evenly over their logs."""
+    rng = np.random.default_rng(seed)
+    most_tokens, most_decodes = len(cost.base_s) - 1, max(len(cost.sequences_s) - 2, 1)
+    rows = []
+    for _ in range(count):
+        decodes = _log_uniform(rng, 1, min(most_decodes, most_tokens)) if rng.random() < 0.8 else 0
+        room = most_tokens - decodes
+        prefill = _log_uniform(rng, 1, room) if room > 0 and (decodes == 0 or rng.random() < 0.6) else 0
+        context = float(decodes * _log_uniform(rng, 16, 4096))
+        prior = float(_log_uniform(rng, 16, 8192)) if prefill > 0 and rng.random() < 0.5 else 0.0
+        work = chunk_attention_work(float(prefill), prior)
+        sequences = decodes + (prefill > 0)
+        duration = step_cost(cost, decodes + prefill, sequences, decodes, context, prior, work)
+        rows.append((duration, prefill, decodes, sequences, context, prior, work))
+    return StepSamples(*np.array(rows, dtype=np.float64).T)
+
+
+def _log_uniform(rng: np.random.Generator, low: int, high: int) -> int:
+    return min(int(math.exp(rng.uniform(math.log(low), math.log(high + 1)))), high)
