@@ -49,6 +49,18 @@ def read_attention(path: Path) -> tuple[FloatArray, FloatArray]:
     return np.array(shapes, dtype=np.float64).reshape(-1, 4), np.array(times, dtype=np.float64)
 
 
+def read_batches(path: Path) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Whole batches: tokens, requests and seconds of each, shape (n,), from batch_num_tokens, batch_size and time."""
+    rows = []
+    for where, row in _rows(path, ("batch_num_tokens", "batch_size", "batch_execution_time")):
+        tokens = _number(row["batch_num_tokens"], f"{where}: batch_num_tokens", 1.0, MAX_SHAPE)
+        requests = _number(row["batch_size"], f"{where}: batch_size", 1.0, tokens)
+        seconds = _number(row["batch_execution_time"], f"{where}: batch_execution_time", 1e-9, MAX_TIME_US * 1e-6)
+        rows.append((tokens, requests, seconds))
+    tokens_of, requests_of, seconds_of = np.array(rows, dtype=np.float64).T
+    return tokens_of, requests_of, seconds_of
+
+
 def read_graph_sizes(path: Path) -> tuple[int, ...]:
     """Token counts to which CUDA graphs pad a step, from meta.json; none when the file or the entry is absent."""
     if not path.is_file():
