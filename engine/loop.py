@@ -106,7 +106,6 @@ class EngineLoop:
             row[r.PROMPT] = row[r.KNOWN] = flight.prompt_tokens
             row[r.OUTPUT] = flight.request.max_tokens
             row[r.COMPUTED] = row[r.PREEMPTIONS] = row[r.HIT] = 0
-            row[r.PLANNED_IN] = -1
             self._state.arrival_s[slot] = flight.arrival_s
             for digest in flight.digests:
                 self._name_block(flight, digest)

@@ -1,0 +1,141 @@
+"""An engine with the fake runner on a clock that stands still, its callers, and a look under its bonnet for leaks."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from engine.fake import FAKE_FACTS, FakeRunner, ManualClock, expected_tokens
+from engine.interface import FinishReason, GenerationRequest, TokenEvent
+from engine.options import EngineOptions
+from engine.running import RunningEngine
+from engine.step import Sampling
+from policies import request as r
+from policies import wire
+from policies.request import Setting, State
+from policies.step_time import NAMED_MODELS
+from tests.properties.block_check import check_blocks
+
+BOOT = Setting(step_tokens=64, max_running=8)
+
+
+def engine(
+    setting: Setting = BOOT, *, kv_blocks: int = 60, block_tokens: int = 4, read_all: bool = True, **options: Any
+) -> tuple[RunningEngine, ManualClock, FakeRunner]:
+    """Steps take what ``8b-2tbs`` says: 9.5 ms and more."""
+    clock = ManualClock()
+    facts = replace(FAKE_FACTS, max_model_tokens=400, eos_token_ids=())
+    runner = FakeRunner(
+        NAMED_MODELS["8b-2tbs"],
+        clock,
+        kv_blocks=kv_blocks,
+        block_tokens=block_tokens,
+        facts=facts,
+        read_all=read_all,
+    )
+    return RunningEngine(runner, EngineOptions(setting, **({"max_queue": 100} | options)), clock), clock, runner
+
+
+class Callers:
+    """Submits requests and hears what comes back."""
+
+    def __init__(self, engine: RunningEngine) -> None:
+        self.engine = engine
+        self.requests: dict[int, GenerationRequest] = {}
+        self.events: dict[int, list[TokenEvent]] = {}
+
+    def submit(self, prompt: Sequence[int], max_tokens: int, **more: Any) -> int:
+        request = GenerationRequest(prompt, max_tokens, **more)
+        number = self.engine.submit(request, self._hear)
+        self.requests[number] = request
+        self.events.setdefault(number, [])
+        return number
+
+    def submit_some(self, chance: random.Random, count: int, most_tokens: int = 60) -> list[int]:
+        """Random prompts, every other one with a common beginning."""
+        numbers = []
+        for _ in range(count):
+            common = list(range(chance.choice([0, 0, 8, 24])))
+            prompt = common + [chance.randrange(1000) for _ in range(chance.randint(1, most_tokens))]
+            sampling = Sampling(seed=chance.randrange(3))
+            numbers.append(self.submit(prompt, chance.randint(1, most_tokens), sampling=sampling))
+        return numbers
+
+    def _hear(self, event: TokenEvent) -> None:
+        heard = self.events.setdefault(event.request_id, [])
+        assert not heard or heard[-1].finished is None, "an event after the last one"
+        assert event.token_ids or event.finished is not None
+        heard.append(event)
+
+    def tokens(self, number: int) -> list[int]:
+        return [token for event in self.events[number] for token in event.token_ids]
+
+    def finished(self, number: int) -> FinishReason | None:
+        return self.events[number][-1].finished if self.events[number] else None
+
+    @property
+    def open(self) -> list[int]:
+        return [number for number in self.requests if self.finished(number) is None]
+
+    def check_tokens(self, number: int) -> None:
+        """What came is what the model says, and all of it when nobody stopped it."""
+        request, got = self.requests[number], self.tokens(number)
+        assert got == expected_tokens(request.prompt_token_ids, len(got), request.sampling.seed)
+        if self.finished(number) is FinishReason.LENGTH:
+            assert len(got) == request.max_tokens
+
+
+def push(engine: RunningEngine, lease_s: float = 1000.0, actor: str = "test", **knobs: Any) -> wire.PushAnswer:
+    """A push that must be taken."""
+    answer = engine.push(
+        wire.PushRequest.model_validate(
+            {
+                "knobs": knobs,
+                "lease_s": lease_s,
+                "expected_revision": engine.tuning_state().revision,
+                "actor": actor,
+                "reason": "a test",
+            }
+        )
+    )
+    assert isinstance(answer, wire.PushAnswer), answer
+    return answer
+
+
+def state_of(engine: RunningEngine) -> State:
+    """The scheduler's state as arrays, copied."""
+    parts = {
+        name: part if isinstance(part, np.ndarray) else np.array(part.tolist() if hasattr(part, "tolist") else part)
+        for name, part in engine._loop._state._asdict().items()
+    }
+    return State(**parts)
+
+
+def check_books(engine: RunningEngine) -> None:
+    """Between two steps: blocks, lists, slots, keys and ids add up."""
+    loop, state = engine._loop, state_of(engine)
+    running = state.running[: state.counters[r.RUNNING_COUNT]].tolist()
+    waiting, request = [], int(state.counters[r.WAITING_HEAD])
+    while request >= 0:
+        waiting.append(request)
+        request = int(state.requests[request, r.NEXT])
+    assert len(waiting) == state.counters[r.WAITING_COUNT]
+    check_blocks(state, loop._boot, running, waiting, engine.facts.kv_blocks)
+    taken = sorted(slot for slot, flight in enumerate(loop._flights) if flight is not None)
+    assert taken == sorted(running + waiting) == sorted(loop._slot_of.values())
+    assert sorted(taken + loop._free_slots) == list(range(len(loop._flights)))
+    named = [key for key in state.keys.tolist() if key >= 0]
+    assert sum(loop._keys._named_by) == len(named) == sum(loop._flights[slot].named for slot in taken)
+    assert len(loop._keys._key_of) + len(loop._keys._free) == len(loop._keys._digest_of)
+
+
+def check_nothing_left(engine: RunningEngine) -> None:
+    """Nobody in flight: everything is back, and only blocks that may be found again keep a key."""
+    check_books(engine)
+    loop, state = engine._loop, state_of(engine)
+    assert state.counters[r.FREE_BLOCKS] == engine.facts.kv_blocks and not loop._slot_of and engine._intake.live == 0
+    loop._keys.sweep()
+    assert loop._keys.named == 0
+    assert loop._keys.used == len({key for key in state.blocks[:, r.KEY].tolist() if key >= 0})
