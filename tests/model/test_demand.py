@@ -59,12 +59,13 @@ def test_known_lengths_stay_and_drawn_ones_exceed_what_was_produced() -> None:
 
 
 def test_long_prompts_with_short_answers_are_not_mixed_up_with_the_others() -> None:
-    window, truth = window_of(2, long_prompts_answer_short=True)
-    filled = fill_lengths(window, 0)
-    late = ~window.finished
-    long = window.prompt_tokens > 1_000
-    assert filled[late & long].mean() < 0.6 * filled[late & ~long].mean()
-    assert filled[long].mean() == pytest.approx(truth[long].mean(), rel=0.15)
+    ratios = []
+    for seed in range(6):
+        window, truth = window_of(seed, long_prompts_answer_short=True)
+        late = ~window.finished & (window.prompt_tokens > 1_000)
+        ratios.append(fill_lengths(window, seed)[late].sum() / truth[late].sum())
+    # Drawn from all requests alike they would come out at twice their length.
+    assert 0.7 < np.mean(ratios) < 1.3
 
 
 def test_the_curve_by_hand() -> None:

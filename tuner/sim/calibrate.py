@@ -1,0 +1,176 @@
+"""The twin is judged, not believed: its quantiles beside those observed in a window, with a verdict for each.
+
+``good`` is what a controller may act on. A quantile that is off by more than the bound is ``not_good`` only when the
+sampling error of the window cannot explain it; otherwise the window is too small to tell. Missing is not zero: a
+metric without samples is ``too_few``, and the overall verdict is ``good`` only when every metric has a good quantile.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from policies.errors import InputError, bad_value
+from policies.outcomes import BoolArray, FloatArray, Outcomes
+from policies.quantiles import weighted_quantile
+
+
+class Verdict(StrEnum):
+    """May the prediction be acted on?"""
+
+    GOOD = "good"
+    NOT_GOOD = "not_good"
+    TOO_FEW = "too_few"
+
+
+class Observed(StrEnum):
+    """What is compared."""
+
+    TTFT = "ttft"
+    GAP = "gap"
+    TPOT = "tpot"
+    LONGEST_GAP = "longest_gap"
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What counts as good enough.
+
+    bound: largest relative error, above 0. floor_s: differences up to this never count (clock and host jitter).
+    quantiles: those compared of every metric, each above 0 and below 1. min_requests: finished requests that a
+    window needs; min_beyond: samples that must lie beyond a quantile for it to be judged.
+    """
+
+    bound: float = 0.25
+    floor_s: float = 0.001
+    quantiles: tuple[float, ...] = (0.5, 0.95, 0.99)
+    min_requests: int = 30
+    min_beyond: int = 5
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.bound < 10.0:
+            raise bad_value("quality bound", self.bound, "above 0 and below 10", "give 0.25 for 25 %")
+        if not 0.0 <= self.floor_s < math.inf:
+            raise bad_value("quality floor_s", self.floor_s, "at least 0 and finite", "give seconds")
+        if not self.quantiles or not all(0.0 < q < 1.0 for q in self.quantiles):
+            raise bad_value("quality quantiles", self.quantiles, "at least one, each within 0..1", "give 0.95 for p95")
+        if self.min_requests < 1 or self.min_beyond < 1:
+            raise bad_value("least samples", min(self.min_requests, self.min_beyond), "at least 1", "correct it")
+
+
+@dataclass(frozen=True)
+class QuantileError:
+    """One quantile. error = predicted / observed - 1 (NaN without samples); low_s, high_s: where the observed one
+    could as well have come out (two standard errors of its rank); samples: observed values of the metric."""
+
+    metric: Observed
+    quantile: float
+    predicted_s: float
+    observed_s: float
+    low_s: float
+    high_s: float
+    error: float
+    samples: int
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """All quantiles of a window, and what they say together under ``quality``."""
+
+    rows: tuple[QuantileError, ...]
+    requests: int
+    quality: Quality
+    verdict: Verdict
+
+    @property
+    def may_act(self) -> bool:
+        """Whether a controller may act on this twin."""
+        return self.verdict is Verdict.GOOD
+
+    @property
+    def worst_error(self) -> float:
+        """Largest absolute relative error of the judged quantiles; NaN when none was judged."""
+        judged = [abs(row.error) for row in self.rows if row.verdict is not Verdict.TOO_FEW]
+        return max(judged) if judged else math.nan
+
+
+def calibrate(predicted: Sequence[Outcomes], observed: Outcomes, quality: Quality | None = None) -> Calibration:
+    """Judge the twin on a window.
+
+    predicted: one replay of the very same requests (same rows) for each seed of the noise; their quantiles are
+    averaged. Only requests that finished in the window are compared, on both sides. Raises InputError when the rows
+    are not the same requests.
+    """
+    wanted = quality or Quality()
+    if not predicted:
+        raise InputError("no prediction to compare with; replay the window at least once")
+    for replay in predicted:
+        same = len(replay) == len(observed) and np.array_equal(replay.prompt_tokens, observed.prompt_tokens)
+        if not same:
+            raise InputError(
+                f"the replay holds {len(replay)} requests, the window {len(observed)}, or others; "
+                "replay the window's own requests in their order"
+            )
+    kept = observed.finished
+    rows = tuple(_row(metric, q, predicted, observed, kept, wanted) for metric in Observed for q in wanted.quantiles)
+    several = bool((kept & (observed.output_tokens > 1)).any())
+    return Calibration(rows, int(kept.sum()), wanted, _overall(rows, set(Observed) if several else {Observed.TTFT}))
+
+
+def _overall(rows: Sequence[QuantileError], due: set[Observed]) -> Verdict:
+    """due: metrics that must be proven (requests of one token have no gaps)."""
+    if any(row.verdict is Verdict.NOT_GOOD for row in rows):
+        return Verdict.NOT_GOOD
+    proven = {row.metric for row in rows if row.verdict is Verdict.GOOD}
+    return Verdict.GOOD if due <= proven else Verdict.TOO_FEW
+
+
+def _row(
+    metric: Observed, q: float, predicted: Sequence[Outcomes], observed: Outcomes, kept: BoolArray, quality: Quality
+) -> QuantileError:
+    values, weights = samples_of(observed, metric, kept)
+    count = round(float(weights.sum()))
+    if count == 0:
+        nothing = math.nan
+        return QuantileError(metric, q, nothing, nothing, nothing, nothing, nothing, 0, Verdict.TOO_FEW)
+    observed_s = weighted_quantile(values, weights, q)
+    expected_s = float(np.mean([weighted_quantile(*samples_of(replay, metric, kept), q) for replay in predicted]))
+    # Gaps of one request are near copies of each other: a window holds no more independent ones than requests.
+    independent = min(count, int(kept.sum()))
+    half = 2.0 * math.sqrt(q * (1.0 - q) / max(independent, 1))
+    low_s = weighted_quantile(values, weights, max(q - half, 1e-9))
+    high_s = weighted_quantile(values, weights, min(q + half, 1.0))
+    error = expected_s / observed_s - 1.0 if observed_s > 0.0 else math.nan
+    verdict = _verdict(expected_s, observed_s, (low_s, high_s), quality)
+    if int(kept.sum()) < quality.min_requests or count * (1.0 - q) < quality.min_beyond or math.isnan(expected_s):
+        verdict = Verdict.TOO_FEW
+    return QuantileError(metric, q, expected_s, observed_s, low_s, high_s, error, count, verdict)
+
+
+def _verdict(expected_s: float, observed_s: float, range_s: tuple[float, float], quality: Quality) -> Verdict:
+    if abs(expected_s - observed_s) <= max(quality.bound * observed_s, quality.floor_s):
+        return Verdict.GOOD
+    low_s, high_s = range_s
+    explained = low_s - quality.floor_s <= expected_s <= high_s + quality.floor_s
+    return Verdict.TOO_FEW if explained else Verdict.NOT_GOOD
+
+
+def samples_of(outcomes: Outcomes, metric: Observed, kept: BoolArray) -> tuple[FloatArray, FloatArray]:
+    """Values (s) and weights of a metric over the requests ``kept``; gaps are those of the whole run."""
+    if metric is Observed.GAP:
+        return np.asarray(outcomes.gap_values_s), np.asarray(outcomes.gap_weights)
+    if metric is Observed.TTFT:
+        values = (outcomes.first_token_s - outcomes.arrival_s)[kept]
+    else:
+        several = kept & (outcomes.output_tokens > 1)
+        if metric is Observed.TPOT:
+            values = ((outcomes.finish_s - outcomes.first_token_s) / np.maximum(outcomes.output_tokens - 1, 1))[several]
+        elif len(outcomes.longest_gap_s):
+            values = outcomes.longest_gap_s[several]
+        else:
+            values = np.zeros(0)
+    values = np.where(np.isnan(values), np.inf, values)  # the twin never got there
+    return values, np.ones(len(values))
