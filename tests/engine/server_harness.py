@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+
 from engine.metrics import Metrics
 from engine.options import EngineOptions
 from engine.running import RunningEngine
@@ -23,6 +25,8 @@ from engine.server_text import Tokenizer
 from engine.step import ModelFacts, StepBatch
 from policies.request import Setting
 
+# One client for all: a new one reads the system's certificates, which takes longer than a hundred calls.
+HTTP = httpx.Client(timeout=60)
 EOS = 0
 MODEL = "letters"
 

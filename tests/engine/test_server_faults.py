@@ -9,7 +9,7 @@ import time
 import httpx
 import pytest
 
-from tests.engine.server_harness import LetterRunner, Live, letters, live, soon
+from tests.engine.server_harness import HTTP, LetterRunner, Live, letters, live, soon
 
 PATH = "/v1/completions"
 
@@ -63,23 +63,23 @@ def test_a_client_that_does_not_read_is_cut_off_and_others_are_served() -> None:
         resting = server.count_tasks()
         with begin(server, {"prompt": "hello", "max_tokens": 19_000, "stream": True}, receive_bytes=4096):
             assert soon(lambda: server.engine.snapshot().running == 1)
-            other = httpx.post(server.public + PATH, json={"prompt": "hi", "max_tokens": 4, "seed": 1}, timeout=60)
+            other = HTTP.post(server.public + PATH, json={"prompt": "hi", "max_tokens": 4, "seed": 1})
             assert other.json()["choices"][0]["text"] == letters(1, 2, 4)
             assert soon(lambda: server.idle() and server.count_tasks() <= resting, 60)
 
 
 def test_draining_finishes_what_runs_and_takes_nothing_new() -> None:
     runner = LetterRunner()
-    with live(runner=runner) as server, httpx.Client(base_url=server.public, timeout=60) as client:
+    with live(runner=runner) as server, httpx.Client(base_url=server.public) as client:
         with client.stream("POST", PATH, json={"prompt": "hello", "max_tokens": 50, "seed": 7, "stream": True}) as got:
             lines = got.iter_lines()
             first = next(lines)
             runner.gate.clear()
             server.stop.now()
             assert soon(lambda: not server.engine.snapshot().accepting)
-            health = httpx.get(f"{server.public}/health")
+            health = HTTP.get(f"{server.public}/health")
             assert (health.status_code, health.json()) == (503, {"status": "draining"})
-            late = httpx.post(server.public + PATH, json={"prompt": "x"})
+            late = HTTP.post(server.public + PATH, json={"prompt": "x"})
             assert late.status_code == 503 and "retry-after" in late.headers
             runner.gate.set()
             events = [line.removeprefix("data: ") for line in [first, *lines] if line]
@@ -168,7 +168,7 @@ def test_500_streams_half_of_which_leave_at_random() -> None:
         # Some that left did so after their last token had been made.
         assert len(kinds) == 500 and kinds.count("finished") >= did.count("finished")
         assert kinds.count("aborted") > 0 and "failed" not in kinds
-        assert httpx.post(server.public + PATH, json={"prompt": "hi", "max_tokens": 4, "seed": 1}).status_code == 200
+        assert HTTP.post(server.public + PATH, json={"prompt": "hi", "max_tokens": 4, "seed": 1}).status_code == 200
 
 
 def test_one_stream_does_not_wait_for_another_long_prompt() -> None:
@@ -189,6 +189,6 @@ def test_one_stream_does_not_wait_for_another_long_prompt() -> None:
 
     with live(tokenizer=Slow()) as server:
         connection = begin(server, {"prompt": "hello", "max_tokens": 1})
-        answered = [httpx.get(f"{server.public}/health").status_code for _ in range(3)]
+        answered = [HTTP.get(f"{server.public}/health").status_code for _ in range(3)]
         assert answered == [200] * 3 and not ended(server), "health waited for the encoding"
         connection.close()

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.server_limits import Limits
-from tests.engine.server_harness import MODEL, LetterRunner, Live, letters, live, soon
+from tests.engine.server_harness import HTTP, MODEL, LetterRunner, Live, letters, live, soon
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -20,13 +20,13 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 def server():
     with live(limits=Limits(body_bytes=20_000, body_s=1.0, prompt_tokens=1500)) as running:
         yield running
-        assert httpx.get(f"{running.public}/health").status_code == 200
+        assert HTTP.get(f"{running.public}/health").status_code == 200
         assert soon(running.idle)
 
 
 def post(server: Live, path: str, body: object, **headers: str) -> httpx.Response:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return httpx.post(server.public + path, content=content, headers=headers, timeout=60)
+    return HTTP.post(server.public + path, content=content, headers=headers)
 
 
 def error_of(answer: httpx.Response) -> dict:
@@ -148,8 +148,8 @@ def test_a_model_that_is_not_here(server: Live) -> None:
 
 
 def test_unknown_paths_and_methods_have_the_same_shape(server: Live) -> None:
-    assert error_of(httpx.get(f"{server.public}/v1/nothing"))["code"] == "not_found"
-    answer = httpx.get(server.public + COMPLETIONS)
+    assert error_of(HTTP.get(f"{server.public}/v1/nothing"))["code"] == "not_found"
+    answer = HTTP.get(server.public + COMPLETIONS)
     assert answer.status_code == 405 and error_of(answer)["code"] == "method_not_allowed"
 
 
@@ -214,8 +214,8 @@ def test_api_key(tmp_path: Path) -> None:
         assert status("Bearer first-key-0123456789") == 200
         wrong = (None, "", "Bearer", "Bearer x", "Bearer first-key-012345678", "Basic first-key-0123456789")
         assert [status(given) for given in wrong] == [401] * len(wrong)
-        assert httpx.get(f"{server.public}/v1/models").status_code == 401
-        assert httpx.get(f"{server.public}/health").status_code == 200
+        assert HTTP.get(f"{server.public}/v1/models").status_code == 401
+        assert HTTP.get(f"{server.public}/health").status_code == 200
         key.write_text("second-key-0123456789\nfirst-key-0123456789\n")
         assert [status(f"Bearer {name}-key-0123456789") for name in ("first", "second")] == [200, 200]
         key.write_text("second-key-0123456789\n")

@@ -2,11 +2,10 @@
 
 import json
 
-import httpx
 import openai
 import pytest
 
-from tests.engine.server_harness import MODEL, LetterRunner, Live, letters, live, soon
+from tests.engine.server_harness import HTTP, MODEL, LetterRunner, Live, letters, live, soon
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +16,7 @@ def server():
 
 @pytest.fixture(scope="module")
 def client(server: Live):
-    with openai.OpenAI(base_url=f"{server.public}/v1", api_key="unused", max_retries=0, timeout=60) as made:
+    with openai.OpenAI(base_url=f"{server.public}/v1", api_key="unused", max_retries=0) as made:
         yield made
 
 
@@ -95,7 +94,7 @@ def test_stop_strings_across_tokens_cut_the_text_and_free_the_request(server: Li
     text = letters(4, 5, 2000)
     stop = text[20:24]
     body = {"model": MODEL, "prompt": "hello", "max_tokens": 2000, "seed": 4, "stop": ["nowhere!", stop]}
-    answer = httpx.post(f"{server.public}/v1/completions", json=body | {"stream": stream}, timeout=60)
+    answer = HTTP.post(f"{server.public}/v1/completions", json=body | {"stream": stream})
     found, reason = read_stream(answer.text)[:2] if stream else read_whole(answer.json())
     assert (found, reason) == (text[: text.index(stop)], "stop")
     assert soon(server.idle)
@@ -103,7 +102,7 @@ def test_stop_strings_across_tokens_cut_the_text_and_free_the_request(server: Li
 
 def test_token_ids_beside_the_text_on_request(server: Live) -> None:
     body = {"prompt": [7, 8], "max_tokens": 5, "seed": 9, "return_token_ids": True}
-    found = httpx.post(f"{server.public}/v1/completions", json=body).json()["choices"][0]
+    found = HTTP.post(f"{server.public}/v1/completions", json=body).json()["choices"][0]
     assert bytes(found["token_ids"]).decode() == found["text"] == letters(9, 2, 5)
 
 
@@ -119,7 +118,7 @@ def test_models_and_health(server: Live, client: openai.OpenAI) -> None:
     assert client.models.retrieve(MODEL).id == MODEL
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("another")
-    assert httpx.get(f"{server.public}/health").json() == {"status": "ok"}
+    assert HTTP.get(f"{server.public}/health").json() == {"status": "ok"}
 
 
 def test_seedless_requests_differ(client: openai.OpenAI) -> None:
@@ -134,7 +133,7 @@ def test_a_character_of_several_tokens_comes_whole() -> None:
 
     with live(runner=Euro()) as server:
         body = {"prompt": "x", "max_tokens": 8, "stream": True}
-        text, _, pieces = read_stream(httpx.post(f"{server.public}/v1/completions", json=body).text)
+        text, _, pieces = read_stream(HTTP.post(f"{server.public}/v1/completions", json=body).text)
     assert text == "€€\ufffd" and pieces[:6] == ["", "", "€", "", "", "€"]
 
 
