@@ -1,0 +1,95 @@
+"""The whole loop over a real model: greedy answers equal transformers' own, whatever moves while it runs."""
+
+import random
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.engine
+pytest.importorskip("torch", reason="needs torch (make engine-env)")
+
+from hypothesis import given, settings  # noqa: E402 - after the check for torch, as all below
+from hypothesis import strategies as st  # noqa: E402
+
+from engine.interface import FinishReason  # noqa: E402
+from engine.options import EngineOptions  # noqa: E402
+from engine.running import RunningEngine  # noqa: E402
+from policies.request import Setting  # noqa: E402
+from tests.engine import tiny  # noqa: E402
+from tests.engine.loop_harness import Callers, check_nothing_left, push  # noqa: E402
+
+# Budget, caps and policies; whatever comes, the same tokens.
+KNOBS: list[dict[str, Any]] = [
+    {"step_tokens": 1},
+    {"step_tokens": 7},
+    {"step_tokens": 4096},
+    {"step_tokens": 40, "chunk_cap_tokens": 3},
+    {"chunk_cap_tokens": 0},
+    {"chunk_cap_tokens": 64, "adaptive_chunk_cap": True},
+    {"max_partial_prefills": 1},
+    {"max_partial_prefills": 0, "max_long_partial_prefills": 1, "long_prompt_tokens": 30},
+    {"max_running": 3},
+    {"max_running": 64},
+]
+
+
+def run_at_random(name: str, seed: int, requests: int, kv_blocks: int, reserve: bool) -> RunningEngine:
+    """Requests come, change their mind and share beginnings while every knob moves; all answers are checked."""
+    chance = random.Random(seed)
+    runner = tiny.runner(name, kv_blocks=kv_blocks)
+    options = EngineOptions(Setting(step_tokens=4096, max_running=64), reserve_whole_prompt=reserve)
+    engine = RunningEngine(runner, options)
+    callers = Callers(engine)
+    gone = set()
+    left = requests
+    common = [chance.randrange(tiny.VOCABULARY) for _ in range(70)]
+    while left or callers.open:
+        if left and chance.random() < 0.4:
+            for _ in range(min(left, chance.randint(1, 8))):
+                prompt = common[: chance.choice([0, 0, 16, 48, 70])]
+                prompt = prompt + [chance.randrange(tiny.VOCABULARY) for _ in range(chance.randint(1, 60))]
+                callers.submit(prompt, chance.randint(1, 30))
+                left -= 1
+        if chance.random() < 0.2:
+            push(engine, **chance.choice(KNOBS))
+        if chance.random() < 0.05 and callers.open:
+            number = chance.choice(callers.open)
+            engine.cancel(number)
+            gone.add(number)
+        engine.step()
+    for number, request in callers.requests.items():
+        got = callers.tokens(number)
+        assert got == tiny.generated(tiny.reference(name), list(request.prompt_token_ids), len(got) or 1)[: len(got)]
+        assert callers.finished(number) in (FinishReason.LENGTH, *([FinishReason.CANCELLED] if number in gone else []))
+    check_nothing_left(engine)
+    assert len(engine.requests_after(-1).sequence) == requests
+    return engine
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from(["llama", "qwen3", "mistral-window"]), st.booleans(), st.booleans())
+@settings(max_examples=5)
+def test_equal_to_generate_with_knobs_and_callers_in_flight(seed: int, name: str, scarce: bool, reserve: bool) -> None:
+    run_at_random(name, seed, 12, 28 if scarce else 300, reserve)
+
+
+def test_also_with_prefixes_found_and_requests_preempted() -> None:
+    requests = run_at_random("llama", 1, 30, 24, False).requests_after(-1)
+    assert sum(requests.cached_tokens) > 0 and sum(requests.preemptions) > 2 and "aborted" in requests.ended
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral"])
+def test_sixty_four_requests_at_once(name: str) -> None:
+    run_at_random(name, 64, 64, 60, False)
+
+
+def test_a_stop_token_ends_a_real_answer() -> None:
+    prompt = [5, 9, 2, 7]
+    said = tiny.generated(tiny.reference("llama"), prompt, 12)
+    engine = RunningEngine(tiny.runner("llama"), EngineOptions(Setting(step_tokens=64, max_running=4)))
+    callers = Callers(engine)
+    number = callers.submit(prompt, 12, stop_token_ids=frozenset([said[5]]))
+    while engine.step():
+        pass
+    assert callers.tokens(number) == said[: said.index(said[5]) + 1]
+    assert callers.finished(number) is FinishReason.STOP
