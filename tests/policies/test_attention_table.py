@@ -50,3 +50,15 @@ def test_step_cost_adds_the_table_only_where_there_is_one() -> None:
     # Two of three tokens are prefill: one decode, and no table without the formula's base.
     assert step_cost(rich, 3, 2, 1, 100.0, 0.0, 2.0) == pytest.approx(1.03 + 0.001 + 2e-6 + 3e-5)
     assert step_cost(priced(FORMULA), 3, 2, 1, 100.0, 0.0, 2.0) == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize(("decodes", "expected_s"), [(2, 0.0005), (4, 0.001), (6, 0.0055), (8, 0.01), (10, 0.0145)])
+@pytest.mark.parametrize("axis", [0, 2])
+def test_a_bend_stands_where_it_was_measured(axis: int, decodes: int, expected_s: float) -> None:
+    axes = [np.array([0.0, 1.0, 2.0])] * 4
+    axes[axis] = np.array([0.0, 4.0, 8.0])
+    bend = np.array([0.0, 0.001, 0.01]).reshape([3 if place == axis else 1 for place in range(4)])
+    bent = AttentionTable(*axes, np.ascontiguousarray(np.broadcast_to(bend, (3, 3, 3, 3))))
+    prefill = decodes if axis == 0 else 0
+    got = attention_time(bent, prefill, decodes if axis == 2 else 0, 0.0, prefill * (1.0 + prefill / 2))
+    assert got == pytest.approx(expected_s)
