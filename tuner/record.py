@@ -17,9 +17,10 @@ from policies.request import Setting
 from policies.step_time import StepModel
 
 SCHEMA: Final = "rooftune.run-record"
-VERSION: Final = 1
+VERSION: Final = 2
 
 Source = Literal["measured", "simulated", "assumed", "given"]
+BARS: Final = 240  # of a step timeline
 SOURCES: tuple[str, ...] = get_args(Source)
 Verdict = Literal["change", "keep", "infeasible"]
 
@@ -65,13 +66,17 @@ class TrafficPart(Part):
 
 
 class StepModelPart(Part):
-    """The step-time model. knee_tokens: at zero context; "inf" when nothing grows with the tokens."""
+    """The step-time model. knee_tokens: at zero context; "inf" when nothing grows with the tokens.
+
+    tables: steps were priced by measured tables, and the coefficients are the formula beside them.
+    """
 
     name: Words
     source: Source
     origin: Words
     coefficients: dict[str, Annotated[float, Field(ge=0)]]
     knee_tokens: Number
+    tables: bool = False
     codes: tuple[Words, ...] = ()
     errors: dict[str, float] = {}
 
@@ -112,7 +117,10 @@ class MarginPart(Part):
 
 
 class TrialPart(Part):
-    """One setting replayed on the twin. setting: budget, chunk cap, sequence cap and whatever is not at its default."""
+    """One setting replayed on the twin. setting: budget, chunk cap, sequence cap and whatever is not at its default.
+
+    whole_traffic: False for a first look at a few windows of it; rates per second mean nothing there and are null.
+    """
 
     role: Words
     setting: dict[str, Annotated[int | float, Field(ge=0)]]
@@ -133,6 +141,7 @@ class TrialPart(Part):
     simulated_steps: Count
     preempted: Count
     refused: Count
+    whole_traffic: bool
 
     @model_validator(mode="after")
     def _known_knobs(self) -> "TrialPart":
@@ -144,6 +153,8 @@ class TrialPart(Part):
         for name in ("budget_policy", "order_policy"):
             if self.setting.get(name, 0) not in (0, 1, 2):
                 raise ValueError(f"setting holds {name} {self.setting[name]}, must be 0, 1 or 2")
+        if not self.whole_traffic and (self.goodput_rps is not None or self.tokens_per_s is not None):
+            raise ValueError("goodput_rps and tokens_per_s must be null when whole_traffic is false")
         return self
 
 
@@ -167,9 +178,15 @@ class GroupPart(Part):
 
 
 class SearchPart(Part):
-    """What the search cost. random_*: the random search that was given as many simulated steps."""
+    """What the search cost. random_*: the random search that was given as many simulated steps.
+
+    knobs: fields of Setting that were searched. window_trials: trials of either search that were judged on a few
+    windows of the traffic only; what leads there was replayed on all of it.
+    """
 
     sampler: Words
+    knobs: tuple[Words, ...]
+    window_trials: Count
     seed: Count
     trials: Count
     simulated_steps: Count
@@ -177,16 +194,92 @@ class SearchPart(Part):
     random_simulated_steps: Count
 
 
+class CurvePart(Part):
+    """Time of one step by its tokens, for the plot. idle_s: one fresh prompt; live_s: with the decodes that ran.
+
+    running_mean, context_mean_tokens: requests being answered and the KV entries they read, on average over the run
+    of the setting in force. knee_live_tokens: the knee at that context ("inf": nothing grows with the tokens).
+    """
+
+    tokens: tuple[Some, ...]
+    idle_s: tuple[float, ...]
+    live_s: tuple[float, ...]
+    running_mean: Annotated[float, Field(ge=0)]
+    context_mean_tokens: Annotated[float, Field(ge=0)]
+    knee_live_tokens: Number
+
+    @model_validator(mode="after")
+    def _even(self) -> "CurvePart":
+        if not len(self.tokens) == len(self.idle_s) == len(self.live_s):
+            raise ValueError("tokens, idle_s and live_s must be of one length")
+        return self
+
+
+class BarsPart(Part):
+    """Steps in a row, at most BARS bars, as columns. A bar is ``steps`` neighbouring steps: when the first began, how
+    long all took, decode and prefill tokens of one of them on average, and the longest of them.
+    """
+
+    start_s: tuple[float, ...]
+    duration_s: tuple[Annotated[float, Field(gt=0)], ...]
+    steps: tuple[Some, ...]
+    decode_tokens: tuple[Annotated[float, Field(ge=0)], ...]
+    prefill_tokens: tuple[Annotated[float, Field(ge=0)], ...]
+    longest_s: tuple[Annotated[float, Field(ge=0)], ...]
+
+    @model_validator(mode="after")
+    def _even(self) -> "BarsPart":
+        names = ("start_s", "duration_s", "steps", "decode_tokens", "prefill_tokens", "longest_s")
+        if len({len(getattr(self, name)) for name in names}) != 1 or len(self.start_s) > BARS:
+            raise ValueError(f"the columns must be of one length, at most {BARS}")
+        return self
+
+
+class TimelinePart(Part):
+    """The stretch in which most went wrong with the setting in force, step by step, before and after.
+
+    minute_start_s, minute_s: the window in which most requests arrived that missed a target; bad_current, bad_best:
+    how many of them did, under each setting. start_s, length_s: the part of it that is shown. exact: False when the
+    steps come from a replay that began in mid-traffic.
+    """
+
+    minute_start_s: Annotated[float, Field(ge=0)]
+    minute_s: Annotated[float, Field(gt=0)]
+    requests: Count
+    bad_current: Count
+    bad_best: Count
+    start_s: Annotated[float, Field(ge=0)]
+    length_s: Annotated[float, Field(gt=0)]
+    exact: bool
+    current: BarsPart
+    best: BarsPart
+
+
+class FeasiblePart(Part):
+    """The rate at which ``best`` would meet every target, by bisection: scale times the traffic's own rate.
+
+    Null when it missed one at every rate tried. width: how far the next rate tried above is, relative.
+    """
+
+    scale: Annotated[float, Field(gt=0)] | None
+    rate_rps: Annotated[float, Field(gt=0)] | None
+    width: Annotated[float, Field(ge=0)] | None
+    lowest_scale: Annotated[float, Field(gt=0)]
+    replays: Some
+
+
 class RunRecord(Part):
     """One recommendation. made_at: UTC, ISO 8601. noise: half-width of the 90 % interval of the change in attainment.
 
     current_source: whether the setting in force was given or assumed (the engine's default). binding: index into
     ``targets`` of the target that limits the outcome. twin_error: relative error of the twin's quantiles against
-    measured ones by name; empty when the twin has not been compared with the engine.
+    measured ones by name; empty when the twin has not been compared with the engine. burst_attainment: good share of
+    ``best`` when the same requests come with a burst (twice as fast, for a tenth of the time). feasible: only when
+    nothing meets every target.
     """
 
     schema_name: Literal["rooftune.run-record"] = Field(alias="schema")
-    version: Literal[1]
+    version: Literal[2]
     made_at: Words
     made_by: Words
     verdict: Verdict
@@ -201,7 +294,11 @@ class RunRecord(Part):
     best: TrialPart
     random_best: TrialPart
     noise: Share | None
+    burst_attainment: Share | None
     binding: Count | None
+    feasible: FeasiblePart | None
+    curve: CurvePart
+    timeline: TimelinePart | None
     search: SearchPart
     trials: tuple[TrialPart, ...]
     groups: tuple[GroupPart, ...]
@@ -211,6 +308,8 @@ class RunRecord(Part):
     def _consistent(self) -> "RunRecord":
         if self.binding is not None and self.binding >= len(self.targets):
             raise ValueError(f"binding is {self.binding}, must be below the number of targets {len(self.targets)}")
+        if not (self.current.whole_traffic and self.best.whole_traffic and self.random_best.whole_traffic):
+            raise ValueError("current, best and random_best must be judged on the whole traffic")
         for trial in (self.current, self.best, self.random_best, *self.trials):
             if len(trial.margins) != len(self.targets):
                 raise ValueError(f"a trial has {len(trial.margins)} margins, must be {len(self.targets)}, one a target")
@@ -232,21 +331,3 @@ def record_from_json(text: str, where: str) -> RunRecord:
         raise InputError(
             f"{where}: {place}: {first['msg']}; give a report.json that this release of rooftune wrote"
         ) from None
-
-
-class ReplayRecord(Part):
-    """What ``simulate`` (one row) and ``sweep`` print with ``--json``: the same traffic under each setting."""
-
-    schema_name: Literal["rooftune.replays"] = Field(alias="schema")
-    version: Literal[1]
-    objective: Literal["goodput", "tokens_per_s"]
-    targets: tuple[TargetPart, ...]
-    traffic: TrafficPart
-    step_model: StepModelPart
-    engine: EnginePart
-    rows: tuple[TrialPart, ...]
-
-    def values(self) -> dict[str, JsonValue]:
-        """The record as JSON values, keys in the order of this page."""
-        values: dict[str, JsonValue] = self.model_dump(mode="json", by_alias=True)
-        return values

@@ -40,6 +40,7 @@ def trial(role: str, budget: int, cap: int = 0, **changed: Any) -> dict[str, Any
         "simulated_steps": 30_000,
         "preempted": 0,
         "refused": 0,
+        "whole_traffic": True,
         **changed,
     }
 
@@ -48,15 +49,35 @@ def figures(share: float, ttft_s: float) -> dict[str, Any]:
     return {"attainment": share, "ttft_p50_s": ttft_s / 4, "ttft_p99_s": ttft_s, "longest_gap_p99_s": 0.0296}
 
 
+def bars(budget: int, steps: int = 30) -> dict[str, Any]:
+    """Steps of 30 decodes; every third reads a prompt up to the budget."""
+    prefill = [budget - 30 if index % 3 == 0 else 0 for index in range(steps)]
+    took = [round(0.0015 + max(0.008, 4e-5 * (30 + tokens)), 6) for tokens in prefill]
+    return {
+        "start_s": [round(10.0 + sum(took[:index]), 6) for index in range(steps)],
+        "duration_s": took,
+        "steps": [1] * steps,
+        "decode_tokens": [30.0] * steps,
+        "prefill_tokens": [float(tokens) for tokens in prefill],
+        "longest_s": took,
+    }
+
+
 def record_values(**changed: Any) -> dict[str, Any]:
     """The record as JSON values; ``changed`` replaces keys at the top."""
     sweep = [trial("sweep", budget) for budget in BUDGETS]
     tried = [trial("search", budget, cap) for budget in (512, 640, 704, 2048) for cap in (0, 64, 128)]
     random = [trial("random", budget, cap) for budget in (384, 1536, 6000) for cap in (0, 256)]
     random[-1]["ttft_p99_s"] = "inf"
+    glances = [
+        trial("search", budget, cap, whole_traffic=False, goodput_rps=None, tokens_per_s=None, simulated_steps=900)
+        for budget in (448, 896)
+        for cap in (96, 160)
+    ]
+    tokens = [1, 200, 512, 1024, 2048, 2560]
     values: dict[str, Any] = {
         "schema": "rooftune.run-record",
-        "version": 1,
+        "version": 2,
         "made_at": "2026-11-29T12:00:00+00:00",
         "made_by": "0.1.0",
         "verdict": "change",
@@ -111,16 +132,48 @@ def record_values(**changed: Any) -> dict[str, Any]:
         "best": trial("search", 704, 128),
         "random_best": trial("random", 384, 0),
         "noise": 0.0123,
+        "burst_attainment": 0.93,
         "binding": 0,
+        "feasible": None,
+        "curve": {
+            "tokens": tokens,
+            "idle_s": [round(0.0015 + max(0.008, 4e-5 * count + 1e-10 * count**2), 6) for count in tokens],
+            "live_s": [round(0.0015 + max(0.0104, 4e-5 * count), 6) for count in tokens],
+            "running_mean": 31.5,
+            "context_mean_tokens": 40_000.0,
+            "knee_live_tokens": 260.0,
+        },
+        "timeline": {
+            "minute_start_s": 8.0,
+            "minute_s": 60.0,
+            "requests": 600,
+            "bad_current": 540,
+            "bad_best": 18,
+            "start_s": 10.0,
+            "length_s": 1.2,
+            "exact": True,
+            "current": bars(2048),
+            "best": bars(704),
+        },
         "search": {
             "sampler": "tpe",
+            "knobs": ["chunk_cap_tokens", "step_tokens"],
+            "window_trials": len(glances),
             "seed": 0,
             "trials": 12,
             "simulated_steps": 360_000,
             "random_trials": 6,
             "random_simulated_steps": 360_000,
         },
-        "trials": [trial("current", 2048), trial("formula", 712), trial("knee", 200), *sweep, *tried, *random],
+        "trials": [
+            trial("current", 2048),
+            trial("formula", 712),
+            trial("knee", 200),
+            *sweep,
+            *tried,
+            *random,
+            *glances,
+        ],
         "groups": [
             _group("all", "all requests", 1000, 0.1, 0.98),
             _group("prompt length", "up to 500 tokens", 400, 0.12, 0.99),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from policies.errors import InputError
-from tests.report.records import record_values, trial
+from tests.report.records import bars, record_values, trial
 from tuner.record import plain, record_from_json
 
 
@@ -19,7 +19,14 @@ def _load(values: Any) -> None:
     ("changed", "said"),
     [
         ({"schema": "rooftune.step-model"}, "schema"),
-        ({"version": 2}, "version"),
+        ({"version": 1}, "version"),
+        ({"best": trial("search", 704, whole_traffic=False)}, "must be null when whole_traffic is false"),
+        (
+            {"best": trial("search", 704, whole_traffic=False, goodput_rps=None, tokens_per_s=None)},
+            "must be judged on the whole traffic",
+        ),
+        ({"curve": record_values()["curve"] | {"tokens": [1, 2]}}, "of one length"),
+        ({"timeline": record_values()["timeline"] | {"best": bars(704, 241)}}, "at most 240"),
         ({"colour": "red"}, "colour"),
         ({"noise": 1.5}, "noise"),
         ({"noise": "0.1"}, "noise"),

@@ -16,7 +16,7 @@ from tuner.cli.search_flags import add_search_flags, read_search
 from tuner.cli.target_flags import add_target_flags, read_slo
 from tuner.cli.traffic_flags import add_model_flag, add_traffic_flags, read_model, read_traffic
 from tuner.record import RunRecord
-from tuner.report.build import engine_part, run_record, traffic_part
+from tuner.report.build import Replayed, engine_part, run_record, traffic_part
 from tuner.report.folder import record_text, report_folder, write_report
 from tuner.report.summary import summary
 from tuner.search.recommend import recommend
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
             )
         record = run_record(
             found,
-            slo,
+            Replayed(traffic, engine, model, slo, wish.knobs),
             traffic=traffic_part(traffic, changes),
             step_model=model_part,
             engine=engine_part(engine, caching, sources),

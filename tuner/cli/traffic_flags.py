@@ -91,5 +91,6 @@ def read_model(name: str) -> tuple[StepModel | StepCost, StepModelPart]:
         return model, step_model_part(name, formula, "assumed", TEACHING)
     fitted = read_model_file(Path(name))
     origin = fitted.source or "a fitted model file that does not say where its steps came from"
-    part = step_model_part(shown_path(Path(name).name), formula, "measured", origin, fitted.codes, dict(fitted.errors))
+    shown_name, tables = shown_path(Path(name).name), fitted.cost is not None
+    part = step_model_part(shown_name, formula, "measured", origin, fitted.codes, dict(fitted.errors), tables=tables)
     return model, part

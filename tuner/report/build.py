@@ -1,12 +1,13 @@
 """From what the search returns to a ``RunRecord``: the only place where its values become plain ones."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from policies.request import DEADLINE, FCFS, PRESSURE, STEP_TIME_TARGET, Setting
 from policies.slo import Condition, MarginRow, Slo
-from policies.step_time import StepModel, knee_tokens
+from policies.step_time import StepCost, StepModel, knee_tokens
 from tuner.record import (
     SCHEMA,
     VERSION,
@@ -22,6 +23,7 @@ from tuner.record import (
     TrialPart,
     plain,
 )
+from tuner.report.details import curve_part, feasible_part, timeline_part
 from tuner.report.groups import group_parts
 from tuner.search.evaluation import Evaluation, Recommendation, Role
 from tuner.sim.engine import Engine
@@ -81,6 +83,8 @@ def step_model_part(
     origin: str,
     codes: Sequence[str] = (),
     errors: dict[str, float] | None = None,
+    *,
+    tables: bool = False,
 ) -> StepModelPart:
     """source: assumed for a named constant set, measured for a fitted file; origin: where from, in words."""
     return StepModelPart(
@@ -89,6 +93,7 @@ def step_model_part(
         origin=origin,
         coefficients=dict(model._asdict()),
         knee_tokens=plain(knee_tokens(model)),
+        tables=tables,
         codes=tuple(codes),
         errors=errors or {},
     )
@@ -161,8 +166,8 @@ def trial_part(evaluation: Evaluation) -> TrialPart:
         margins=margin_parts(e.margins),
         feasible=e.feasible,
         attainment=_finite(e.attainment),
-        goodput_rps=_finite(e.goodput_rps),
-        tokens_per_s=_finite(e.tokens_per_s),
+        goodput_rps=_finite(e.goodput_rps) if e.whole_traffic else None,
+        tokens_per_s=_finite(e.tokens_per_s) if e.whole_traffic else None,
         violation=plain(e.violation),
         ttft_p50_s=plain(e.ttft_p50_s),
         ttft_p95_s=plain(e.ttft_p95_s),
@@ -175,6 +180,7 @@ def trial_part(evaluation: Evaluation) -> TrialPart:
         simulated_steps=e.simulated_steps,
         preempted=e.preempted,
         refused=e.refused,
+        whole_traffic=e.whole_traffic,
     )
 
 
@@ -184,11 +190,13 @@ def _binding(slo: Slo, row: MarginRow | None) -> int | None:
     return slo.all_targets().index((row.target, row.override_index))
 
 
-def _search_part(found: Recommendation) -> SearchPart:
+def _search_part(found: Recommendation, knobs: frozenset[str]) -> SearchPart:
     # A repeat cost nothing; a setting that led after a look at windows was paid for twice.
     random = {(e.setting, e.whole_traffic): e.simulated_steps for e in found.evaluations if e.role is Role.RANDOM}
     return SearchPart(
         sampler=found.sampler,
+        knobs=tuple(sorted(knobs)),
+        window_trials=sum(not e.whole_traffic for e in found.evaluations),
         seed=found.seed,
         trials=found.trials,
         simulated_steps=found.simulated_steps,
@@ -197,9 +205,20 @@ def _search_part(found: Recommendation) -> SearchPart:
     )
 
 
+@dataclass(frozen=True)
+class Replayed:
+    """What the search was given: for the parts of a record that replay some of it again."""
+
+    traffic: Traffic
+    engine: Engine
+    model: StepModel | StepCost
+    slo: Slo
+    knobs: frozenset[str]
+
+
 def run_record(
     found: Recommendation,
-    slo: Slo,
+    given: Replayed,
     *,
     traffic: TrafficPart,
     step_model: StepModelPart,
@@ -210,6 +229,7 @@ def run_record(
     made_by: str,
 ) -> RunRecord:
     """The record of one recommendation. made_at: UTC, ISO 8601, from the caller's clock."""
+    slo = given.slo
     return RunRecord(
         schema=SCHEMA,
         version=VERSION,
@@ -227,9 +247,13 @@ def run_record(
         best=trial_part(found.best),
         random_best=trial_part(found.random_best),
         noise=_finite(found.noise),
+        burst_attainment=_finite(found.burst_attainment) if slo.all_targets() else None,
         binding=_binding(slo, found.binding_target),
-        search=_search_part(found),
-        trials=tuple(trial_part(evaluation) for evaluation in found.evaluations if evaluation.whole_traffic),
+        feasible=feasible_part(found, given.traffic, given.engine, given.model, slo),
+        curve=curve_part(found, given.model),
+        timeline=timeline_part(found, given.traffic, given.engine, given.model, slo),
+        search=_search_part(found, given.knobs),
+        trials=tuple(trial_part(evaluation) for evaluation in found.evaluations),
         groups=group_parts(found.current_result.outcomes, found.best_result.outcomes, slo),
         twin_error={},
     )

@@ -1,32 +1,28 @@
 """The report's plots, each from a record alone."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
-from policies.step_time import StepModel, step_time
 from tuner.record import Number, RunRecord, TrialPart
 from tuner.report import words
 from tuner.report.headline import after_word
+from tuner.report.step_charts import Chart, mark_budgets, step_curve, timelines
 from tuner.report.svg import Axis, Plot, Point
 
 ENDLESS_FACTOR = 3.0  # a latency that never came is drawn above the largest one that did
 COLOURS = ("t0", "t1", "t2", "t3", "t4", "t5")
 
 
-@dataclass(frozen=True)
-class Chart:
-    """One figure: svg; caption in plain words; legend of (style, words)."""
-
-    title: str
-    svg: str
-    caption: str
-    legend: tuple[tuple[str, str], ...] = ()
-
-
 def charts(record: RunRecord) -> tuple[Chart, ...]:
     """Every plot that the record has data for."""
-    found = (step_curve(record), good_against_budget(record), tails_against_budget(record), ttft_against_gap(record))
-    return tuple(chart for chart in (*found, budget_and_cap(record)) if chart is not None)
+    found = (
+        *timelines(record),
+        step_curve(record),
+        good_against_budget(record),
+        tails_against_budget(record),
+        ttft_against_gap(record),
+        budget_and_cap(record),
+    )
+    return tuple(chart for chart in found if chart is not None)
 
 
 def _budget(trial: TrialPart) -> float:
@@ -50,15 +46,6 @@ def _budget_axis(values: Iterable[float]) -> Axis:
     kept = list(values)
     low, high = min(kept), max(kept)
     return Axis("token budget (tokens per step)", low / 1.1, high * 1.1, "log2", words.count)
-
-
-def _marks(plot: Plot, record: RunRecord) -> None:
-    before, after = _budget(record.current), _budget(record.best)
-    if before == after:
-        plot.upright(before, "current", f"in force {words.count(before)}")
-        return
-    plot.upright(before, "current", f"in force {words.count(before)}")
-    plot.upright(after, "best", f"{after_word(record)} {words.count(after)}", row=1)
 
 
 def _feasible_range(plot: Plot, sweep: Sequence[TrialPart]) -> str:
@@ -88,7 +75,7 @@ def good_against_budget(record: RunRecord) -> Chart | None:
     n = words.count(record.traffic.requests)
     plot = Plot(title, f"Share of {n} requests that meet every target, by budget.", _budget_axis(budgets), axis)
     said = _feasible_range(plot, sweep)
-    _marks(plot, record)
+    mark_budgets(plot, record)
     points = [(_budget(trial), trial.attainment or 0.0) for trial in sweep]
     plot.line(points, "t0")
     plot.dots(points, "t0", 2.5)
@@ -118,7 +105,7 @@ def tails_against_budget(record: RunRecord) -> Chart | None:
     title = "Each target against the token budget"
     plot = Plot(title, "Quantile of each target divided by its bound; 1 or less is met.", _budget_axis(budgets), axis)
     said = _feasible_range(plot, sweep)
-    _marks(plot, record)
+    mark_budgets(plot, record)
     plot.level(1.0, "bound", "bound: at or below is met")
     for style, points, _ in rows:
         plot.line(points, style)
@@ -142,7 +129,8 @@ def _drawn(values: Sequence[Number]) -> tuple[list[float | None], float, float]:
 
 def ttft_against_gap(record: RunRecord) -> Chart | None:
     """The trade of the two latencies, every trial one dot."""
-    trials = [*record.trials, record.current, record.best]
+    whole = [trial for trial in record.trials if trial.whole_traffic]
+    trials = [*whole, record.current, record.best]
     ttft, ttft_low, ttft_high = _drawn([trial.ttft_p99_s for trial in trials])
     gap, gap_low, gap_high = _drawn([trial.gap_p99_s for trial in trials])
     placed = [(t, (g, f)) for t, g, f in zip(trials, gap, ttft, strict=True) if g and f]
@@ -172,7 +160,7 @@ def ttft_against_gap(record: RunRecord) -> Chart | None:
             plot.diamond(point, style, label)
     legend = tuple((style, words.ROLE_WORDS[role]) for role, style in kinds)
     caption = (
-        f"Simulated, {words.count(len(record.trials))} trials of {words.count(record.traffic.requests)} requests each. "
+        f"Simulated, {words.count(len(whole))} trials of {words.count(record.traffic.requests)} requests each. "
         "A dot at the far edge stands for a latency that never came."
     )
     return Chart(title, plot.render("trade"), caption, legend)
@@ -205,34 +193,11 @@ def budget_and_cap(record: RunRecord) -> Chart | None:
     for trial, style, label in ((record.current, "current", "in force"), (record.best, "best", after_word(record))):
         plot.diamond((_budget(trial), _cap(trial) or none_at), style, label)
     legend = tuple((f"s{i}", f"{i * 20} to {i * 20 + 20} %") for i in range(5))
-    return Chart(title, plot.render("heat"), f"Simulated, {words.count(len(trials))} trials.", legend)
-
-
-def step_curve(record: RunRecord) -> Chart | None:
-    """Step time against tokens: floor, slope, knee and both budgets."""
-    model = StepModel(**record.step_model.coefficients)
-    top = max(_budget(record.current), _budget(record.best)) * 1.25
-    budgets = [top * i / 60 for i in range(61)]
-    points = [(tokens, step_time(model, tokens, 1.0, 0.0, 0.0)) for tokens in budgets]
-    title = "Time of one step against its tokens"
-    plot = Plot(
-        title,
-        "Flat up to the knee, then growing with every token.",
-        Axis("tokens computed in one step", 0.0, top, show=words.count),
-        Axis("step time (ms)", 0.0, max(points[-1][1] * 1.1, 1e-6), show=lambda value: f"{value * 1e3:g}"),
-    )
-    plot.line(points, "t0")
-    _marks(plot, record)
-    knee = _number(record.step_model.knee_tokens)
-    if knee is not None and 0 < knee < top:
-        plot.diamond((knee, step_time(model, knee, 1.0, 0.0, 0.0)), "t1", f"knee {words.count(knee)}")
-    gaps = [part for part in record.targets if part.metric in ("gap", "tpot")]
-    for part in gaps[:1]:
-        if part.bound_s < points[-1][1] * 1.1:
-            plot.level(part.bound_s, "bound", words.target(part))
-    source = words.SOURCE_WORDS[record.step_model.source].capitalize()
-    caption = (
-        f"{source}: step-time model {record.step_model.name}, at zero context "
-        "and without attention work; a step over long contexts takes longer."
-    )
-    return Chart(title, plot.render("step"), caption)
+    caption = f"Simulated, {words.count(len(trials))} trials."
+    glances = sum(not trial.whole_traffic for trial in trials)
+    if glances:
+        caption += (
+            f" {words.count(glances)} of them are first looks at a few windows of the traffic, the busiest among them, "
+            "so that their shares only say which settings were worth a replay of everything."
+        )
+    return Chart(title, plot.render("heat"), caption, legend)

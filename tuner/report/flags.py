@@ -64,11 +64,60 @@ def vllm_flags_before(record: RunRecord) -> Flags:
     return Flags(tuple(lines), ())
 
 
-def elsewhere(trial: TrialPart) -> tuple[tuple[str, str, str], ...]:
-    """(system, flags, catch) for engines other than vLLM; the twin follows vLLM's scheduler, not theirs."""
-    budget = f"{trial.setting['step_tokens']:g}"
-    return (
-        ("SGLang", f"--chunked-prefill-size {budget}", "prompt tokens of a step only; set at start"),
-        ("TensorRT-LLM", f"max_num_tokens: {budget}", "rounded to its KV block; set at start"),
-        ("TGI", f"--max-batch-prefill-tokens {budget}", "prompt tokens only; set at start"),
-    )
+VLLM_VERSIONS = ("vLLM 0.12", "vLLM 0.20", "vLLM 0.27", "vLLM 0.32")
+RESTART = "restart; live with the hook"
+HOOK = "no flag; live with the hook"
+
+
+def vllm_versions(trial: TrialPart) -> tuple[tuple[str, ...], ...]:
+    """(knob, cell for each of VLLM_VERSIONS): the flag, and whether it acts live, at a restart or not at all."""
+    s = trial.setting
+    budget, seqs = f"{s['step_tokens']:g}", f"{s.get('max_running', 0):g}"
+    since_020 = f"--max-num-scheduled-tokens {budget} ({RESTART})"
+    cap = f"--long-prefill-token-threshold {s.get('chunk_cap_tokens', 0):g} ({RESTART})"
+    rows = [
+        ("token budget", f"--max-num-batched-tokens {budget} ({RESTART})", since_020, since_020, since_020),
+        ("chunk cap", *[cap] * 4),
+        ("sequence cap", *[f"--max-num-seqs {seqs} (restart; live with the hook, which holds admissions back)"] * 4),
+    ]
+    for name, flag in _OLD_CAPS.items():
+        if s.get(name):
+            old = f"{flag} {s[name]:g} ({RESTART})"
+            rows.append((_CAP_WORDS[name], old, old, HOOK, HOOK))
+    for name, what in (("budget_policy", "budget policy"), ("order_policy", "order policy")):
+        if s.get(name):
+            rows.append((what, *[HOOK] * 4))
+    return tuple(rows)
+
+
+_CAP_WORDS = {
+    "max_partial_prefills": "partial-prefill cap",
+    "max_long_partial_prefills": "long partial-prefill cap",
+}
+
+
+def elsewhere(record: RunRecord, trial: TrialPart) -> tuple[tuple[str, str, str, str], ...]:
+    """(engine, knob, flag, how) for engines other than vLLM; the twin follows vLLM's scheduler, not theirs."""
+    s = trial.setting
+    budget, seqs = f"{s['step_tokens']:g}", f"{s.get('max_running', record.engine.max_seqs):g}"
+    block = record.engine.block_tokens
+    whole_blocks = f"{max(int(s['step_tokens']) // block, 1) * block}"
+    rows = [
+        ("SGLang", "token budget", f"--chunked-prefill-size {budget}", "restart; prompt tokens of a step only"),
+        ("SGLang", "sequence cap", f"--max-running-requests {seqs}", "restart"),
+        (
+            "TensorRT-LLM",
+            "token budget",
+            f"max_num_tokens: {whole_blocks} with enable_chunked_prefill: true",
+            f"restart; whole KV blocks of {block} tokens",
+        ),
+        ("TensorRT-LLM", "sequence cap", f"max_batch_size: {seqs}", "restart"),
+        ("TGI", "token budget", f"--max-batch-prefill-tokens {budget}", "restart; prompt tokens only"),
+        ("TGI", "sequence cap", "none", "absent: batches are limited by tokens (--max-batch-total-tokens)"),
+    ]
+    missing = ["chunk cap"] if s.get("chunk_cap_tokens") else []
+    missing += [_CAP_WORDS[name] for name in _OLD_CAPS if s.get(name)]
+    missing += [name.replace("_", " ") for name in ("budget_policy", "order_policy") if s.get(name)]
+    if missing:
+        rows.append(("all three", ", ".join(missing), "none", "absent"))
+    return tuple(rows)

@@ -4,15 +4,21 @@ from dataclasses import dataclass
 
 from tuner.record import RunRecord, TrialPart
 from tuner.report import words
+from tuner.report.findings import extras, first_words, little_to_gain, unreachable_words
 from tuner.report.flags import vllm_flags_before
 
 
 @dataclass(frozen=True)
 class Headline:
-    """Sentences for the top of every rendering. caveats: how far to trust them."""
+    """Sentences for the top of every rendering. first: what comes before all else, empty when nothing does.
+
+    extras: one sentence for every knob that is set and that a stock vLLM lacks. caveats: how far to trust it all.
+    """
 
     title: str
+    first: str
     what: str
+    extras: tuple[str, ...]
     why: str
     limit: str
     caveats: tuple[str, ...]
@@ -21,7 +27,16 @@ class Headline:
 
 def headline(record: RunRecord) -> Headline:
     """The first screen of a record."""
-    return Headline(_title(record), _what(record), _why(record), _limit(record), _caveats(record), _undo(record))
+    return Headline(
+        title=_title(record),
+        first=first_words(record),
+        what=_what(record),
+        extras=extras(record),
+        why=_why(record),
+        limit=_limit(record),
+        caveats=_caveats(record),
+        undo=_undo(record),
+    )
 
 
 def after_word(record: RunRecord) -> str:
@@ -40,7 +55,7 @@ def changes(record: RunRecord) -> tuple[tuple[str, str, str], ...]:
     rows = []
     for name in dict.fromkeys([*before, *after]):
         old, new = before.get(name, 0), after.get(name, 0)
-        if old != new:
+        if old != new and name not in _DERIVED:
             rows.append((KNOB_WORDS.get(name, name), knob_value(name, old), knob_value(name, new)))
     return tuple(rows)
 
@@ -55,7 +70,17 @@ KNOB_WORDS = {
     "budget_policy": "budget policy",
     "order_policy": "order policy",
     "aging_s": "aging bound",
+    "ttft_target_s": "deadline for the first token",
+    "prefill_s_per_token": "time a prompt token is taken to need",
+    "budget_target_s": "step-time target",
+    "budget_floor_tokens": "prompt tokens a step has at least",
+    "pressure_tokens": "budget under pressure",
+    "pressure_prefills": "pressure from so many prompts on",
+    "pass_over_max_s": "longest passing-over",
+    "adaptive_chunk_cap": "adaptive chunk cap",
 }
+# Not shown as changes: the setting carries them, but nobody chooses them.
+_DERIVED = ("prefill_s_per_token",)
 
 
 def knob_value(name: str, value: float) -> str:
@@ -66,6 +91,8 @@ def knob_value(name: str, value: float) -> str:
         return words.ORDER_POLICY_WORDS[int(value)]
     if name == "chunk_cap_tokens":
         return words.cap(value)
+    if value == 0 and name not in ("step_tokens", "max_running"):
+        return "none"
     if name.endswith("_tokens"):
         return words.tokens(value)
     if name.endswith("_s"):
@@ -74,13 +101,33 @@ def knob_value(name: str, value: float) -> str:
 
 
 def _title(record: RunRecord) -> str:
+    title = _plain_title(record)
+    return f"Little to gain here. {title}" if little_to_gain(record) else title
+
+
+def _plain_title(record: RunRecord) -> str:
     if record.verdict == "keep":
         return "Change nothing: the setting in force is within noise of the best"
-    moved = changes(record)
+    # The title names what is set; what only belongs to a policy stands in the sentences below it.
+    moved = [row for row in changes(record) if row[0] in _IN_TITLE]
     if record.verdict == "infeasible":
         nearest = " and ".join(f"{knob} {new}" for knob, _, new in moved) or "the setting in force"
         return f"Nothing meets every target on this traffic; nearest: {nearest}"
     return "Set " + " and ".join(f"{knob} to {new}" for knob, _, new in moved) if moved else "Change nothing"
+
+
+_IN_TITLE = tuple(
+    KNOB_WORDS[name]
+    for name in (
+        "step_tokens",
+        "chunk_cap_tokens",
+        "max_running",
+        "max_partial_prefills",
+        "max_long_partial_prefills",
+        "budget_policy",
+        "order_policy",
+    )
+)
 
 
 def _what(record: RunRecord) -> str:
@@ -110,6 +157,8 @@ def _why(record: RunRecord) -> str:
 def _limit(record: RunRecord) -> str:
     if record.binding is None:
         return "No target limits the outcome."
+    if record.verdict == "infeasible":
+        return unreachable_words(record, record.binding)
     part, row = record.targets[record.binding], record.best.margins[record.binding]
     measured = "" if row.measured_s is None else f": simulated {words.seconds(row.measured_s)}"
     return f"The target that limits: {words.target(part)}{measured} ({words.margin(row.margin)})."
@@ -129,6 +178,11 @@ def _caveats(record: RunRecord) -> tuple[str, ...]:
         assumed.insert(0, f"the setting in force (budget {words.tokens(record.current.setting['step_tokens'])})")
     if assumed:
         found.append("Also assumed, because not given: " + ", ".join(_ENGINE_WORDS.get(a, a) for a in assumed) + ".")
+    if record.burst_attainment is not None:
+        found.append(
+            "With a burst (the same requests twice as fast for a tenth of the time) "
+            f"{words.share(record.burst_attainment)} of requests would still be good with this setting."
+        )
     unjudged = [
         words.target(part) for part, row in zip(record.targets, record.best.margins, strict=True) if not row.samples
     ]
@@ -157,4 +211,5 @@ def moves(record: RunRecord) -> bool:
 def _undo(record: RunRecord) -> str:
     if not moves(record):
         return "Nothing to undo."
-    return f"Restart the engine with the flags it had: {vllm_flags_before(record).text}"
+    hook = " and without the hook's policies" if extras(record) else ""
+    return f"Restart the engine with the flags it had{hook}: {vllm_flags_before(record).text}"

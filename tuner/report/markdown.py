@@ -35,7 +35,9 @@ def markdown_page(record: RunRecord) -> str:
         "",
         f"Rooftune report on {escaped(record.traffic.name)}, made {record.made_at} by rooftune {record.made_by}.",
         "",
+        *([f"- **First:** {escaped(head.first)}"] if head.first else []),
         f"- **What:** {escaped(head.what)}",
+        *(f"- **New:** {escaped(extra)}" for extra in head.extras),
         f"- **Why:** {escaped(head.why)} {escaped(head.limit)}",
         f"- **Targets:** {escaped(targets)}.",
         *_how(record),
@@ -49,7 +51,7 @@ def markdown_page(record: RunRecord) -> str:
         tables.groups(record),
         tables.baselines(record),
         tables.search(record),
-        tables.elsewhere(record),
+        *((tables.vllm(record), tables.elsewhere(record)) if moves(record) else ()),
         tables.inputs(record),
     ):
         lines += table_lines(table)

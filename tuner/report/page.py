@@ -40,6 +40,7 @@ def html_page(record: RunRecord) -> str:
         "baselines": tables.baselines(record),
         "search": tables.search(record),
         "inputs": tables.inputs(record),
+        "vllm": tables.vllm(record),
         "elsewhere": tables.elsewhere(record),
     }
     return (

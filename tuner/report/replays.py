@@ -4,9 +4,10 @@ import json
 from collections.abc import Sequence
 
 from policies.slo import Slo
-from tuner.record import EnginePart, ReplayRecord, StepModelPart, TrafficPart
+from tuner.record import EnginePart, StepModelPart, TrafficPart
 from tuner.report import words
 from tuner.report.build import target_parts, trial_part
+from tuner.report.replay_record import ReplayRecord
 from tuner.report.tables import Table, best_of
 from tuner.search.evaluation import Evaluation
 
@@ -17,7 +18,7 @@ def replay_record(
     """The replays of one traffic as plain values."""
     return ReplayRecord(
         schema="rooftune.replays",
-        version=1,
+        version=2,
         objective=slo.objective,
         targets=target_parts(slo),
         traffic=traffic,

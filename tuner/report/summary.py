@@ -18,7 +18,9 @@ def summary(record: RunRecord) -> str:
     targets = "; ".join(words.target(part) for part in record.targets) or "none; the objective is tokens per second"
     lines = [head.title, ""]
     for label, text in (
+        *((("first", head.first),) if head.first else ()),
         ("what", head.what),
+        *(("new", extra) for extra in head.extras),
         ("why", head.why),
         ("limit", head.limit),
         ("targets", targets),

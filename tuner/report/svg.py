@@ -15,6 +15,7 @@ Point = tuple[float, float]
 WIDTH, HEIGHT = 680.0, 330.0
 LEFT, RIGHT, TOP, BOTTOM = 66.0, 16.0, 26.0, 46.0
 MOST_TICKS = 7
+STRIP = 14.0  # room for a strip between frame and ticks
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,13 @@ class Plot:
     description: str
     x: Axis
     y: Axis
+    strip: bool = False
     parts: list[str] = field(default_factory=list)
+
+    @property
+    def height(self) -> float:
+        """Of the whole plot."""
+        return HEIGHT + (STRIP if self.strip else 0.0)
 
     def px(self, value: float) -> float:
         return LEFT + self.x.at(value) * (WIDTH - LEFT - RIGHT)
@@ -103,6 +110,23 @@ class Plot:
             f'height="{HEIGHT - TOP - BOTTOM:g}"/>'
         )
 
+    def blocks(self, boxes: Sequence[tuple[float, float, float, float]], style: str) -> None:
+        """Filled boxes (x from, x to, y from, y to), one shape for all of them."""
+        path = "".join(
+            f"M{self.px(left):.1f},{self.py(low):.1f}V{self.py(high):.1f}H{self.px(right):.1f}V{self.py(low):.1f}z"
+            for left, right, low, high in boxes
+            if high > low
+        )
+        if path:
+            self.parts.append(f'<path class="block {style}" d="{path}"/>')
+
+    def under(self, spans: Sequence[Point], style: str) -> None:
+        """Pieces (x from, x to) of the strip below the frame."""
+        top = HEIGHT - BOTTOM + 4
+        path = "".join(f"M{self.px(a):.1f},{top:g}V{top + 8:g}H{self.px(b):.1f}V{top:g}z" for a, b in spans)
+        if path:
+            self.parts.append(f'<path class="block {style}" d="{path}"/>')
+
     def upright(self, value: float, style: str, label: str, row: int = 0) -> None:
         """A vertical line with a word at its top; ``row`` 1 writes it lower, so that two do not overlap."""
         x = self.px(value)
@@ -135,7 +159,7 @@ class Plot:
         """The SVG element; ``name`` makes its ids unique in a page."""
         return "\n".join(
             [
-                f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-labelledby="{name}-t {name}-d">',
+                f'<svg viewBox="0 0 {WIDTH:g} {self.height:g}" role="img" aria-labelledby="{name}-t {name}-d">',
                 f'<title id="{name}-t">{escape(self.title)}</title>',
                 f'<desc id="{name}-d">{escape(self.description)}</desc>',
                 *self._frame(),
@@ -146,13 +170,13 @@ class Plot:
 
     def _frame(self) -> list[str]:
         bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
+        below = bottom + 16 + (STRIP if self.strip else 0.0)
         found = []
         for value in self.x.ticks():
             x = self.px(value)
             found.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP:g}" y2="{bottom:g}"/>')
             found.append(
-                f'<text class="tick" x="{x:.1f}" y="{bottom + 16:g}" text-anchor="middle">'
-                f"{escape(self.x.show(value))}</text>"
+                f'<text class="tick" x="{x:.1f}" y="{below:g}" text-anchor="middle">{escape(self.x.show(value))}</text>'
             )
         for value in self.y.ticks():
             y = self.py(value)
@@ -166,7 +190,7 @@ class Plot:
         )
         middle_x, middle_y = (LEFT + right) / 2, (TOP + bottom) / 2
         found.append(
-            f'<text class="label" x="{middle_x:g}" y="{HEIGHT - 8:g}" text-anchor="middle">'
+            f'<text class="label" x="{middle_x:g}" y="{self.height - 8:g}" text-anchor="middle">'
             f"{escape(self.x.label)}</text>"
         )
         found.append(

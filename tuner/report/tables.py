@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tuner.record import RunRecord, TrialPart
 from tuner.report import flags, words
-from tuner.report.headline import after_word, knob_value
+from tuner.report.headline import KNOB_WORDS, after_word, knob_value
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,15 @@ def groups(record: RunRecord) -> Table:
 def search(record: RunRecord) -> Table:
     """What finding it cost."""
     s = record.search
+    note = "Both replay the same requests"
+    if s.random_simulated_steps >= s.simulated_steps:
+        note += "; random search gets at least as many simulated steps to spend"
+    note += "."
+    if s.window_trials:
+        note += (
+            f" {words.count(s.window_trials)} trials of both were first looks at a few windows of the traffic; "
+            "what led there was replayed on all of it, and the figures here are from all of it."
+        )
     return Table(
         "How it was found",
         ("", "trials", "simulated steps", "best good share", "best goodput"),
@@ -151,9 +160,7 @@ def search(record: RunRecord) -> Table:
             _search_row(f"search ({s.sampler}, seed {s.seed})", s.trials, s.simulated_steps, record.best),
             _search_row("random search beside it", s.random_trials, s.random_simulated_steps, record.random_best),
         ),
-        "Both replay the same requests; random search gets at least as many simulated steps to spend."
-        if s.random_simulated_steps >= s.simulated_steps
-        else "Both replay the same requests.",
+        note,
         (1, 2, 3, 4),
     )
 
@@ -195,8 +202,9 @@ def inputs(record: RunRecord) -> Table:
     rows += [(words.target(part), "target", "given by you") for part in record.targets]
     source = given[m.source]
     knee = "none" if m.knee_tokens == "inf" else words.tokens(m.knee_tokens)
+    tables = "; measured tables price steps, the formula stands beside them" if m.tables else ""
     rows += [
-        (f"step-time model {m.name}", m.origin, source),
+        (f"step-time model {m.name}", m.origin + tables, source),
         ("floor of a step", words.seconds(m.coefficients["floor_s"]), source),
         ("slope per computed token", words.seconds(m.coefficients["slope_s_per_token"]), source),
         ("overhead per step", words.seconds(m.coefficients["overhead_s"]), source),
@@ -212,8 +220,13 @@ def inputs(record: RunRecord) -> Table:
             _source(record, "decodes_kept_moving"),
         ),
         ("setting in force", words.setting(record.current), given[record.current_source]),
+        ("knobs that were searched", ", ".join(_knob_words(record)), "given by you"),
     ]
     return Table("What went in, and where it came from", ("quantity", "value", "source"), tuple(rows))
+
+
+def _knob_words(record: RunRecord) -> list[str]:
+    return [word for name, word in KNOB_WORDS.items() if name in record.search.knobs]
 
 
 def _three(*values: int) -> str:
@@ -224,11 +237,21 @@ def _source(record: RunRecord, name: str) -> str:
     return words.SOURCE_WORDS[record.engine.sources.get(name, "assumed")]
 
 
-def elsewhere(record: RunRecord) -> Table:
-    """The same budget in other engines."""
+def vllm(record: RunRecord) -> Table:
+    """The flag of every knob, by version of vLLM."""
     return Table(
-        "The same budget in other engines",
-        ("engine", "setting", "the catch"),
-        flags.elsewhere(record.best),
+        "Each knob in vLLM, by version",
+        ("knob", *flags.VLLM_VERSIONS),
+        flags.vllm_versions(record.best),
+        "The hook moves the budget live within what --max-num-batched-tokens was at start; it never goes above that.",
+    )
+
+
+def elsewhere(record: RunRecord) -> Table:
+    """The same setting in other engines."""
+    return Table(
+        "The same setting in other engines",
+        ("engine", "knob", "setting", "how it takes effect"),
+        flags.elsewhere(record, record.best),
         "The twin follows vLLM's scheduler; on another engine these figures are only a start.",
     )

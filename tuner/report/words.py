@@ -65,6 +65,11 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def decimal(value: float) -> str:
+    """``12.3``, ``0.42``, ``1,234``."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def tokens(value: Number) -> str:
     """``2,048 tokens``."""
     if value is None:

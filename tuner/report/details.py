@@ -1,0 +1,140 @@
+"""The parts of a record that need more replays: the step curve, the worst minute, the rate that would be feasible."""
+
+import math
+
+import numpy as np
+
+from policies.request import Setting
+from policies.slo import Slo, good
+from policies.step_time import StepCost, StepModel, chunk_attention_work, knee_tokens, priced, step_cost
+from tuner.record import BARS, BarsPart, CurvePart, FeasiblePart, TimelinePart, plain
+from tuner.search.baselines import concurrency
+from tuner.search.capacity import LOWEST_SCALE, feasible_rate
+from tuner.search.evaluation import Recommendation, Verdict
+from tuner.search.stretch import MINUTE_S, Steps, steps_between, worst_window
+from tuner.sim.engine import Engine
+from tuner.sim.workload import Traffic
+
+CURVE_POINTS = 64
+CURVE_BEYOND = 1.25  # of the larger of both budgets
+SHORT_S = 10.0
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def curve_part(found: Recommendation, model: StepModel | StepCost) -> CurvePart:
+    """Step time from one token to a quarter beyond the larger of both budgets."""
+    cost = priced(model)
+    running, context = concurrency(found.current_result)
+    top = CURVE_BEYOND * max(found.current.setting.step_tokens, found.best.setting.step_tokens)
+    knee = knee_tokens(cost.formula)
+    marks = [knee] if 1 <= knee <= top else []
+    tokens = sorted({max(round(value), 1) for value in (*np.linspace(1, top, CURVE_POINTS), *marks)})
+    decodes = round(running)
+    idle, live = [], []
+    for count in tokens:
+        idle.append(_digits(step_cost(cost, count, 1, 0, 0.0, 0.0, chunk_attention_work(count, 0.0))))
+        writing = min(decodes, count)
+        chunk = count - writing
+        share = context * writing / decodes if decodes else 0.0
+        live.append(
+            _digits(
+                step_cost(
+                    cost, count, writing + (chunk > 0), writing, share, 0.0, chunk_attention_work(float(chunk), 0.0)
+                )
+            )
+        )
+    return CurvePart(
+        tokens=tuple(tokens),
+        idle_s=tuple(idle),
+        live_s=tuple(live),
+        running_mean=_digits(running),
+        context_mean_tokens=_digits(context),
+        knee_live_tokens=plain(knee_tokens(cost.formula, context)),
+    )
+
+
+def bars_of(steps: Steps) -> BarsPart:
+    """At most BARS bars of about equally many steps each."""
+    cuts = np.unique(np.linspace(0, len(steps), min(BARS, len(steps)) + 1).round().astype(np.int64))
+    firsts, counts = cuts[:-1], np.diff(cuts)
+
+    def each(values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> tuple[float, ...]:
+        return tuple(_digits(value) for value in (np.add.reduceat(values, firsts) / counts).tolist())
+
+    return BarsPart(
+        start_s=tuple(float(f"{value:.9g}") for value in steps.start_s[firsts].tolist()),
+        duration_s=tuple(_digits(value) for value in np.add.reduceat(steps.duration_s, firsts).tolist()),
+        steps=tuple(counts.tolist()),
+        decode_tokens=each(steps.decode_tokens),
+        prefill_tokens=each(steps.prefill_tokens),
+        longest_s=tuple(_digits(value) for value in np.maximum.reduceat(steps.duration_s, firsts).tolist()),
+    )
+
+
+def _worst_part(steps: Steps, slo: Slo, start_s: float) -> float:
+    """Start of the SHORT_S in which most time went into steps over the tightest gap bound, or most was read."""
+    bounds = [target.bound_s for target, _ in slo.all_targets() if target.metric in ("gap", "longest_gap", "tpot")]
+    bad = np.where(steps.duration_s > min(bounds), steps.duration_s, 0.0) if bounds else np.zeros(len(steps))
+    weight = bad if bad.any() else steps.prefill_tokens.astype(np.float64)
+    sums = np.concatenate([[0.0], np.cumsum(weight)])
+    places = np.arange(start_s, start_s + MINUTE_S - SHORT_S + 1e-9, 1.0)
+    low, high = (np.searchsorted(steps.start_s, places + shift, side="left") for shift in (0.0, SHORT_S))
+    return float(places[int(np.argmax(sums[high] - sums[low]))])
+
+
+def timeline_part(
+    found: Recommendation, traffic: Traffic, engine: Engine, model: StepModel | StepCost, slo: Slo
+) -> TimelinePart | None:
+    """The worst minute under the setting in force, or its worst ten seconds; None when no step ran in it."""
+    now, best = found.current_result, found.best_result
+    start_s, bad_current = worst_window(now, slo)
+    if not bad_current:
+        start_s, _ = worst_window(best, slo)
+    arrived = (traffic.arrival_s >= start_s) & (traffic.arrival_s < start_s + MINUTE_S)
+
+    def listed(setting: Setting, after: bool) -> Steps:
+        return steps_between(traffic, engine, setting, model, best if after else now, start_s, MINUTE_S)
+
+    before = listed(found.current.setting, False)
+    later = before if found.best.setting == found.current.setting else listed(found.best.setting, True)
+    if not len(before) or not len(later):
+        return None
+    shown_s, length_s = start_s, MINUTE_S
+    if max(len(before), len(later)) > BARS:
+        shown_s, length_s = _worst_part(before, slo, start_s), SHORT_S
+        before, later = before.between(shown_s, length_s), later.between(shown_s, length_s)
+    if not len(before) or not len(later):
+        return None
+    met = good if slo.all_targets() else (lambda outcomes, _: outcomes.finished)
+    return TimelinePart(
+        minute_start_s=_digits(start_s),
+        minute_s=MINUTE_S,
+        requests=int(arrived.sum()),
+        bad_current=int((~met(now.outcomes, slo))[arrived].sum()),
+        bad_best=int((~met(best.outcomes, slo))[arrived].sum()),
+        start_s=float(f"{shown_s:.9g}"),
+        length_s=length_s,
+        exact=before.exact and later.exact,
+        current=bars_of(before),
+        best=bars_of(later),
+    )
+
+
+def feasible_part(
+    found: Recommendation, traffic: Traffic, engine: Engine, model: StepModel | StepCost, slo: Slo
+) -> FeasiblePart | None:
+    """At which rate the nearest setting would meet every target; None when one does already, or nothing is asked."""
+    if found.verdict is not Verdict.INFEASIBLE or not slo.all_targets() or traffic.span_s <= 0.0:
+        return None
+    rate = feasible_rate(traffic, engine, model, slo, found.best.setting, start_scale=0.5)
+    none = math.isnan(rate.scale)
+    return FeasiblePart(
+        scale=None if none else _digits(rate.scale),
+        rate_rps=None if none else _digits(rate.rate_rps),
+        width=None if none or math.isinf(rate.above_scale) else _digits(rate.width),
+        lowest_scale=LOWEST_SCALE,
+        replays=rate.replays,
+    )

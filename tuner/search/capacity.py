@@ -1,0 +1,273 @@
+"""What one engine can carry: the highest rate at which a setting still meets every target, and what is full there.
+
+The rate is found by bisection on the speed of the same arrivals, which takes "met at this rate" to stay met below it.
+Everything is simulated. Traffic is finite: at many times its rate a short file ends before a queue has built up.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from policies.errors import InputError
+from policies.request import Setting
+from policies.slo import MarginRow, Slo
+from policies.step_time import StepCost, StepModel
+from tuner.search.evaluation import Evaluation, Role
+from tuner.search.objective import evaluate
+from tuner.search.rank import binding
+from tuner.search.recommend import recommend
+from tuner.search.space import STOCK_VLLM
+from tuner.search.stretch import MINUTE_S, Steps, steps_between, worst_window
+from tuner.sim.engine import Engine
+from tuner.sim.reshape import scale_rate
+from tuner.sim.result import RunResult
+from tuner.sim.workload import Traffic
+
+Model = StepModel | StepCost
+Progress = Callable[[str, int, int], None]
+
+TOLERANCE = 0.02
+MOST_REPLAYS = 32
+LOWEST_SCALE, HIGHEST_SCALE = 1.0 / 64.0, 64.0
+ROUNDS = 3
+FULL = 0.95
+# Shares of the time of the worst minute from which on a resource counts as what is full.
+KV_BLOCKED, SEQUENCES_FULL, PREFILL_BUSY = 0.2, 0.5, 0.75
+SPREAD_LENGTHS = 8.0  # p99 over p50 of the prompts, from which on short ones and long ones are two kinds of traffic
+
+
+class Resource(StrEnum):
+    """What is full first."""
+
+    PREFILL = "prefill"  # there is always a prompt to read
+    DECODE = "decode"  # writing answers takes the time
+    KV = "kv"  # the pool holds no further request
+    SEQUENCES = "sequences"  # the sequence cap
+    NOTHING = "nothing"  # a single request or step misses a target by itself
+
+
+class Lever(StrEnum):
+    """What to try next, beyond settings."""
+
+    PREFIX_CACHING = "prefix_caching"
+    PREFILL_POOL = "prefill_pool"
+    SPLIT_POOLS = "split_pools"
+    ADMISSION = "admission"
+    MORE_KV = "more_kv"
+    MORE_SEQUENCES = "more_sequences"
+    MORE_REPLICAS = "more_replicas"
+    TARGETS = "targets"
+
+
+@dataclass(frozen=True)
+class FeasibleRate:
+    """scale: highest speed of the arrivals tried that meets every target, NaN when none did; rate_rps at that scale.
+
+    above_scale: lowest speed tried that does not, +inf when all did. at, above: the replays there. replays: how many.
+    """
+
+    scale: float
+    rate_rps: float
+    above_scale: float
+    at: Evaluation | None
+    above: Evaluation | None
+    replays: int
+
+    @property
+    def width(self) -> float:
+        """How far apart both ends are, relative to the lower one."""
+        return self.above_scale / self.scale - 1.0
+
+
+def feasible_rate(
+    traffic: Traffic,
+    engine: Engine,
+    model: Model,
+    slo: Slo,
+    setting: Setting,
+    *,
+    tolerance: float = TOLERANCE,
+    start_scale: float = 1.0,
+    most_replays: int = MOST_REPLAYS,
+) -> FeasibleRate:
+    """Doubling or halving from ``start_scale`` on until both ends are known, then bisection to ``tolerance``.
+
+    Stops early after ``most_replays``; looks within 1/64 to 64 times the traffic's own rate. Raises InputError
+    without targets, or for traffic that arrives all at once.
+    """
+    if not slo.all_targets():
+        raise InputError("capacity needs a target: without one every rate is feasible; give --ttft-p99 or --gap-p99")
+    if traffic.span_s <= 0.0:
+        raise InputError(f"{traffic.name} arrives all at once, so it has no rate; give traffic that spans a time")
+    low, high = math.nan, math.inf
+    at: Evaluation | None = None
+    above: Evaluation | None = None
+    scale, replays = min(max(start_scale, LOWEST_SCALE), HIGHEST_SCALE), 0
+    while replays < most_replays:
+        tried, _ = evaluate(scale_rate(traffic, scale), engine, setting, model, slo, Role.SEARCH)
+        replays += 1
+        if tried.feasible:
+            low, at = scale, tried
+        else:
+            high, above = scale, tried
+        if high / low - 1.0 <= tolerance:
+            break
+        if math.isnan(low):
+            if scale <= LOWEST_SCALE:
+                break
+            scale = max(scale / 2.0, LOWEST_SCALE)
+        elif math.isinf(high):
+            if scale >= HIGHEST_SCALE:
+                break
+            scale = min(scale * 2.0, HIGHEST_SCALE)
+        else:
+            scale = math.sqrt(low * high)
+    return FeasibleRate(low, low * len(traffic) / traffic.span_s, high, at, above, replays)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Of the time of the worst minute, 0..1: at the budget; with a prompt to read; with the sequence cap reached; with
+    requests waiting although budget and sequences had room (so the pool had none). kv_peak: most of the pool that
+    was asked for at once, an estimate that counts shared prefixes for each request; above 1: some had to wait.
+    """
+
+    at_budget: float
+    prefill: float
+    sequences_full: float
+    kv_blocked: float
+    kv_peak: float
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """rate: for ``setting``. breaks: the target that fails first above it, None when nothing failed up to 64 times.
+
+    resource, shares: of the worst minute just above. levers: most useful first. searched: whether the setting was
+    looked for (again at the rate it can carry) or given.
+    """
+
+    setting: Setting
+    rate: FeasibleRate
+    breaks: MarginRow | None
+    resource: Resource
+    shares: Shares | None
+    levers: tuple[Lever, ...]
+    searched: bool
+    replays: int
+
+
+def find_capacity(
+    traffic: Traffic,
+    engine: Engine,
+    model: Model,
+    slo: Slo,
+    *,
+    current: Setting,
+    setting: Setting | None = None,
+    knobs: frozenset[str] = STOCK_VLLM,
+    trials: int = 100,
+    seed: int = 0,
+    prefix_caching: bool = True,
+    progress: Progress | None = None,
+) -> Capacity:
+    """Capacity of ``setting``, or of the best one: that is searched for at the rate which the last one could carry.
+
+    Deterministic. Raises InputError as ``feasible_rate`` and ``recommend`` do.
+    """
+    tell = progress or (lambda stage, done, total: None)
+    chosen = setting or current
+    tell("capacity", 0, 1)
+    rate = feasible_rate(traffic, engine, model, slo, chosen)
+    replays = rate.replays
+    for number in range(ROUNDS if setting is None else 0):
+        where = rate.above_scale if math.isfinite(rate.above_scale) else rate.scale
+        busy = scale_rate(traffic, where)
+        found = recommend(busy, engine, model, slo, current=chosen, trials=trials, seed=seed, knobs=knobs)
+        tell("capacity: search", number + 1, ROUNDS)
+        if found.best.setting == chosen:
+            break
+        better = feasible_rate(traffic, engine, model, slo, found.best.setting, start_scale=where)
+        replays += better.replays
+        gained = better.scale > rate.scale * (1.0 + TOLERANCE) or (math.isnan(rate.scale) and better.at is not None)
+        if better.scale > rate.scale or gained:
+            chosen, rate = found.best.setting, better
+        if not gained:
+            break
+    resource, shares = Resource.NOTHING, None
+    breaks = binding(rate.above.margins) if rate.above is not None else None
+    if rate.above is not None:
+        loaded = scale_rate(traffic, rate.above_scale)
+        shares, preempted_share = _shares(loaded, engine, model, slo, chosen)
+        resource = saturated(shares, preempted_share, breaks)
+    levers = next_levers(resource, traffic, prefix_caching)
+    return Capacity(chosen, rate, breaks, resource, shares, levers, setting is None, replays)
+
+
+def _shares(traffic: Traffic, engine: Engine, model: Model, slo: Slo, setting: Setting) -> tuple[Shares, float]:
+    evaluation, result = evaluate(traffic, engine, setting, model, slo, Role.SEARCH)
+    start_s, _ = worst_window(result, slo)
+    # What piles up in the minute is served in it or soon after.
+    steps = steps_between(traffic, engine, setting, model, result, start_s, MINUTE_S)
+    return shares_of(steps, setting, engine, result), evaluation.preempted / len(traffic)
+
+
+def shares_of(steps: Steps, setting: Setting, engine: Engine, result: RunResult) -> Shares:
+    """What was full during these steps of that run."""
+    tokens = steps.decode_tokens + steps.prefill_tokens
+    at_budget = tokens >= FULL * setting.step_tokens
+    sequences_full = steps.sequences >= setting.max_running
+    blocked = (steps.waiting > 0) & (steps.prefill_tokens == 0) & ~sequences_full
+    return Shares(
+        at_budget=steps.time_share(at_budget),
+        prefill=steps.time_share(steps.prefill_tokens > 0),
+        sequences_full=steps.time_share(sequences_full),
+        kv_blocked=steps.time_share(blocked),
+        kv_peak=_kv_peak(steps, engine, result),
+    )
+
+
+def _kv_peak(steps: Steps, engine: Engine, result: RunResult) -> float:
+    """Prompt and, as time goes by, output of every request between its first step and its finish, at step starts."""
+    o = result.outcomes
+    ran = ~np.isnan(o.scheduled_s) & o.finished
+    if not len(steps) or not ran.any():
+        return 0.0
+    start, first, end = o.scheduled_s[ran], o.first_token_s[ran], o.finish_s[ran]
+    prompt, output = o.prompt_tokens[ran].astype(np.float64), o.output_tokens[ran].astype(np.float64)
+    peak = 0.0
+    for now in steps.start_s[:: max(1, len(steps) // 200)]:
+        alive = (start <= now) & (now < end)
+        written = np.clip((now - first[alive]) / np.maximum(end[alive] - first[alive], 1e-9), 0.0, 1.0)
+        peak = max(peak, float((prompt[alive] + written * output[alive]).sum()))
+    return peak / (engine.kv_blocks * engine.boot.block_tokens)
+
+
+def saturated(shares: Shares, preempted_share: float, breaks: MarginRow | None) -> Resource:
+    """The scarcest first: a full pool or sequence cap holds prompts back whatever the steps have room for."""
+    if shares.kv_blocked >= KV_BLOCKED or preempted_share > 0.01:
+        return Resource.KV
+    if shares.sequences_full >= SEQUENCES_FULL:
+        return Resource.SEQUENCES
+    if shares.prefill >= PREFILL_BUSY:
+        return Resource.PREFILL
+    if breaks is not None and breaks.target.metric in ("gap", "tpot", "longest_gap", "e2e"):
+        return Resource.DECODE
+    return Resource.NOTHING
+
+
+def next_levers(resource: Resource, traffic: Traffic, prefix_caching: bool) -> tuple[Lever, ...]:
+    """What relieves that resource for this traffic."""
+    short, long = np.quantile(traffic.prompt_tokens, [0.5, 0.99], method="inverted_cdf")
+    split = (Lever.SPLIT_POOLS,) if long > SPREAD_LENGTHS * short else ()
+    caching = () if prefix_caching else (Lever.PREFIX_CACHING,)
+    return {
+        Resource.PREFILL: (*caching, *split, Lever.PREFILL_POOL, Lever.ADMISSION),
+        Resource.DECODE: (Lever.MORE_REPLICAS, *split, Lever.ADMISSION),
+        Resource.KV: (Lever.MORE_KV, *caching, Lever.ADMISSION),
+        Resource.SEQUENCES: (Lever.MORE_SEQUENCES, Lever.ADMISSION),
+        Resource.NOTHING: (Lever.TARGETS, *split),
+    }[resource]
