@@ -141,7 +141,12 @@ class FakeRunner:
 
     def _write(self, segment: Segment) -> int:
         """New entries to the store; returns the content up to the last."""
-        content = self._store[self._slot(segment, segment.start - 1)][1] if segment.start > 0 else 0
+        content = 0
+        if segment.start > 0:
+            before = self._store.get(self._slot(segment, segment.start - 1))
+            if before is None:
+                raise ValueError(f"the entry of position {segment.start - 1} was never written")
+            content = before[1]
         for offset, token_id in enumerate(segment.token_ids):
             content = _mixed(content, int(token_id))
             self._store[self._slot(segment, segment.start + offset)] = int(token_id), content

@@ -29,27 +29,27 @@ NO_DIGEST = b""
 
 
 class Rows:
-    """A table of lists that answers ``rows[r]`` and ``rows[r, column]`` as an array does."""
+    """A table of lists that answers ``rows[r]`` and ``rows[r, column]`` as an array does. rows: the lists."""
 
-    __slots__ = ("_rows",)
+    __slots__ = ("rows",)
 
     def __init__(self, rows: list[list[int]]) -> None:
-        self._rows = rows
+        self.rows = rows
 
     def __getitem__(self, at: Any) -> Any:
         if at.__class__ is tuple:
-            return self._rows[at[0]][at[1]]
-        return self._rows[at]
+            return self.rows[at[0]][at[1]]
+        return self.rows[at]
 
     def __setitem__(self, at: tuple[int, int], value: int) -> None:
-        self._rows[at[0]][at[1]] = value
+        self.rows[at[0]][at[1]] = value
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def tolist(self) -> list[list[int]]:
         """A copy, as an array gives it."""
-        return [list(row) for row in self._rows]
+        return [list(row) for row in self.rows]
 
 
 def engine_state(slots: int, *, pool_blocks: int, row_blocks: int) -> State:

@@ -7,6 +7,7 @@ the next step empties, and talk to the ``TuningDesk``; so state and knobs change
 import heapq
 from collections.abc import Callable, Sequence
 from itertools import count
+from typing import cast
 
 from engine.figures import StepFigures
 from engine.flight import Flight
@@ -19,7 +20,7 @@ from engine.interface import (
     StepRecord,
     TokenEvent,
 )
-from engine.kv_blocks import ContentKeys, chain_digests, engine_state, leave
+from engine.kv_blocks import ContentKeys, Rows, chain_digests, engine_state, leave
 from engine.options import EngineOptions
 from engine.protocol import InForce, TuningDesk
 from engine.step import Runner, Segment, StepBatch
@@ -58,6 +59,8 @@ class EngineLoop:
         slots = options.max_running + options.max_queue
         rows = blocks_for(options.max_request_tokens(facts), facts.block_tokens)
         self._state = engine_state(slots, pool_blocks=facts.kv_blocks, row_blocks=rows)
+        self._rows = cast(Rows, self._state.requests).rows
+        self._plan = cast(Rows, self._state.planned).rows
         self._keys = ContentKeys(self._state)
         self._flights: list[Flight | None] = [None] * slots
         self._slot_of: dict[int, int] = {}
@@ -102,7 +105,7 @@ class EngineLoop:
             slot = flight.slot = heapq.heappop(self._free_slots)
             self._flights[slot] = flight
             self._slot_of[flight.request_id] = slot
-            row = self._state.requests[slot]
+            row = self._rows[slot]
             row[r.PROMPT] = row[r.KNOWN] = flight.prompt_tokens
             row[r.OUTPUT] = flight.request.max_tokens
             row[r.COMPUTED] = row[r.PREEMPTIONS] = row[r.HIT] = 0
@@ -118,11 +121,11 @@ class EngineLoop:
 
     def _batch(self, planned: int, now_s: float) -> tuple[StepBatch, list[Flight], StepFigures]:
         """The planned step for the runner, whose tokens it samples, and its figures."""
-        state = self._state
+        state, rows, plan, flights = self._state, self._rows, self._plan, self._flights
         segments, sampled, figures = [], [], StepFigures()
         for index in range(planned):
-            slot, taken = state.planned[index]
-            row, flight = state.requests[slot], self._flights[slot]
+            slot, taken = plan[index]
+            row, flight = rows[slot], flights[slot]
             assert flight is not None
             end = row[r.COMPUTED]
             begin = end - taken
@@ -155,7 +158,7 @@ class EngineLoop:
                     self._name_block(flight, chain_digests(flight.token_ids[-size:], size, flight.digest)[0])
             elif flight.finished is FinishReason.STOP:
                 # For the scheduler a request ends when it has produced OUTPUT tokens: these were all.
-                self._state.requests[flight.slot][r.OUTPUT] = flight.output_tokens
+                self._rows[flight.slot][r.OUTPUT] = flight.output_tokens
         return gaps_s
 
     def _finish(self, sampled: list[Flight], events: Events) -> None:
@@ -186,7 +189,7 @@ class EngineLoop:
     # --- requests ---
 
     def _name_block(self, flight: Flight, digest: bytes) -> None:
-        self._keys.name(self._state.requests[flight.slot][r.KEY_AT] + flight.named, digest)
+        self._keys.name(self._rows[flight.slot][r.KEY_AT] + flight.named, digest)
         flight.named += 1
         flight.digest = digest
 
@@ -194,7 +197,7 @@ class EngineLoop:
         """A request that holds no block any more gives back its slot, keys and id."""
         flight = self._flights[slot]
         assert flight is not None
-        row = self._state.requests[slot]
+        row = self._rows[slot]
         self._keys.forget(row[r.KEY_AT], flight.named)
         self._flights[slot] = None
         del self._slot_of[flight.request_id]

@@ -158,7 +158,7 @@ def test_a_runner_that_breaks_fails_everybody_and_the_engine_says_so(monkeypatch
     engine.stop()
     assert {callers.finished(number) for number in callers.requests} >= {FinishReason.FAILED} and not callers.open
     assert not engine.snapshot().healthy and [str(call.exc_value) for call in seen] == ["broken on purpose"]
-    with pytest.raises(Stopping, match="it drains"):
+    with pytest.raises(Stopping):
         callers.submit([1], 1)
     assert isinstance(engine.tuning_state(), wire.State)
 
