@@ -117,7 +117,8 @@ class TuningDesk:
     def begin_step(self, now_s: float) -> InForce:
         """What the step that begins now runs under. A lease that is over ends here, with or without a controller."""
         with self._lock:
-            self._settle(now_s)
+            if self._book.lease is not None:
+                self._settle(now_s)
             book, step = self._book, self._next_step
             self._next_step = step + 1
         return InForce(step, book.setting, book.step_model or NO_MODEL, book.revision)
