@@ -160,7 +160,7 @@ class ChangeKind(StrEnum):
 
 class Observer(Protocol):
     """What metrics hear of. Called between two steps or at the end of one; ``on_rejected`` and ``on_change`` also by
-    the thread that called the engine."""
+    the thread that called the engine. Must not call the engine."""
 
     def on_step(self, record: StepRecord) -> None: ...
 
@@ -221,7 +221,8 @@ class Tuning(Protocol):
     def resume(self, request: wire.ResumeRequest) -> wire.PushAnswer: ...
 
     def steps_after(self, after: int) -> wire.StepColumns:
-        """Step records with a number above ``after`` (-1: from the oldest kept), at most ``wire.MAX_ROWS``."""
+        """Step records with a number above ``after`` (-1: from the oldest kept), a thousand at a time: ask again with
+        ``next`` until nothing comes."""
         ...
 
     def requests_after(self, after: int) -> wire.RequestColumns: ...

@@ -24,6 +24,10 @@ T = TypeVar("T")
 # What plan_step gets while no policy in force predicts a step time.
 NO_MODEL = StepModel(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
+# Most rows of one answer: while it is built and encoded (some 2 ms for a thousand steps) the loop stands still, for
+# there is one interpreter lock. Whoever is further behind asks again.
+ANSWER_ROWS = 1000
+
 _ENDED = {
     FinishReason.STOP: "finished",
     FinishReason.LENGTH: "finished",
@@ -236,6 +240,7 @@ class TuningDesk:
     def _read(self, ring: Ring[T], after: int) -> tuple[list[T], dict[str, Any]]:
         with self._lock:
             rows, lost = ring.after(after)
+        rows = rows[:ANSWER_ROWS]
         following = rows[-1][0] if rows else after
         common = {"boot_id": self.boot_id, "now_s": self._now_s(), "after": after, "next": following, "lost": lost}
         return [row for _, row in rows], common

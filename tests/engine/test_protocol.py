@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.interface import ChangeKind
-from engine.protocol import Ring
+from engine.protocol import ANSWER_ROWS, Ring
 from engine.running import RunningEngine
 from policies import wire
 from policies.errors import InputError
@@ -165,6 +165,20 @@ def test_a_small_ring_loses_steps_and_says_so() -> None:
         pass
     steps = subject.steps_after(4)
     assert (len(steps.step), steps.step[-1], steps.lost) == (10, 49, 35)
+
+
+def test_a_long_history_is_read_in_answers_of_bounded_size() -> None:
+    subject, _, _ = engine(kv_blocks=200, read_all=False)
+    callers = Callers(subject)
+    for _ in range(7):
+        callers.submit([1], 390)
+        while subject.step():
+            pass
+    read: list[int] = []
+    while rows := subject.steps_after(read[-1] if read else -1).step:
+        assert len(rows) <= ANSWER_ROWS
+        read += rows
+    assert read == list(range(7 * 390)) and len(read) > 2 * ANSWER_ROWS
 
 
 def fuzzed(chance: random.Random, revision: int) -> bytes:
