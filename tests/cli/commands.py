@@ -9,7 +9,8 @@ from policies.commands import COMMAND_GROUP
 from tuner.cli.main import main
 
 POINTS = {
-    name: EntryPoint(name, f"tuner.cli.{name}:COMMAND", COMMAND_GROUP) for name in ("recommend", "simulate", "sweep")
+    name: EntryPoint(name, f"tuner.cli.{name}:COMMAND", COMMAND_GROUP)
+    for name in ("capacity", "recommend", "simulate", "sweep")
 }
 HEAD = "arrival_s,prompt_tokens,output_tokens,tenant\n"
 

@@ -67,7 +67,28 @@ def test_infeasible_is_1_and_the_report_is_written(
     assert rooftune(*_words(mix, "--ttft-p99", "1ms", "--gap-p50", "1ms", "--out", tmp_path, "--quiet")) == 1
     assert capsys.readouterr().out.startswith("Nothing meets every target")
     assert {path.name for path in tmp_path.iterdir()} == NAMES
-    assert json.loads((tmp_path / "report.json").read_text())["verdict"] == "infeasible"
+    record = record_from_json((tmp_path / "report.json").read_text(), "report.json")
+    assert record.verdict == "infeasible"
+    # 1 ms is below the floor of a step, so no rate would do, and the report says so.
+    assert record.feasible is not None and record.feasible.scale is None
+    assert "too tight" in (tmp_path / "report.md").read_text()
+
+
+def test_infeasible_at_this_rate_names_one_that_is_not(mix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = (*TARGETS, "--rate-scale", "8x", "--json", "--quiet")
+    assert rooftune(*_words(mix, *given)) == 1
+    record = record_from_json(capsys.readouterr().out, "stdout")
+    assert record.feasible is not None and record.feasible.scale is not None and record.feasible.width is not None
+    assert 0.2 < record.feasible.scale < 1.0
+    assert record.feasible.width <= 0.02
+    assert record.timeline is not None and record.timeline.bad_current > 0
+    # It holds: at that rate the same setting meets every target.
+    best = record.best.setting
+    words = ("simulate", "--traffic", mix, "--step-model", "8b-2tbs", "--step-tokens", int(best["step_tokens"]))
+    scale = record.feasible.scale * 8
+    more = ("--chunk-cap", int(best["chunk_cap_tokens"]), "--rate-scale", f"{scale:.9f}", "--json", "--quiet")
+    assert rooftune(*words, *TARGETS, *more) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][0]["feasible"] is True
 
 
 def test_batch_profile_has_no_targets(mix: Path, capsys: pytest.CaptureFixture[str]) -> None:

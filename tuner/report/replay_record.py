@@ -44,6 +44,7 @@ class SharesPart(Part):
     sequences_full: Annotated[float, Field(ge=0, le=1)]
     kv_blocked: Annotated[float, Field(ge=0, le=1)]
     kv_peak: Annotated[float, Field(ge=0)]
+    over_by_prompts: Annotated[float, Field(ge=0, le=1)]
 
 
 class CapacityRecord(Part):

@@ -13,7 +13,7 @@ Kind = Literal["linear", "log2", "log10"]
 Point = tuple[float, float]
 
 WIDTH, HEIGHT = 680.0, 330.0
-LEFT, RIGHT, TOP, BOTTOM = 66.0, 16.0, 26.0, 46.0
+LEFT, RIGHT, TOP, BOTTOM = 76.0, 16.0, 26.0, 46.0
 MOST_TICKS = 7
 STRIP = 14.0  # room for a strip between frame and ticks
 

@@ -48,7 +48,7 @@ def outcome(record: RunRecord) -> Table:
     )
     return Table(
         "Before and after",
-        ("", "in force", after_word(record), "samples"),
+        ("figure", "in force", after_word(record), "samples"),
         tuple(rows),
         "Simulated. A target is judged twice: for the run by the quantile shown here, and for each request "
         "(goodput) by whether that request met it.",
@@ -89,7 +89,7 @@ def baselines(record: RunRecord) -> Table:
     rows.append(_baseline_row(after_word(record), record.best))
     return Table(
         "What simpler ways would have found",
-        ("", "budget", "chunk cap", "good requests", "goodput", "targets", "TTFT p99", "gap p99"),
+        ("way", "budget", "chunk cap", "good requests", "goodput", "targets", "TTFT p99", "gap p99"),
         tuple(rows),
         f"Simulated, {words.count(record.traffic.requests)} requests each.",
         (1, 2, 3, 4, 6, 7),
@@ -122,7 +122,7 @@ def groups(record: RunRecord) -> Table:
     """Who gains and who pays."""
     rows = tuple(
         (
-            part.dimension if part.dimension != "all" else "",
+            part.dimension,
             part.group,
             words.count(part.requests),
             f"{words.share(part.current.attainment)} → {words.share(part.best.attainment)}",
@@ -155,7 +155,7 @@ def search(record: RunRecord) -> Table:
         )
     return Table(
         "How it was found",
-        ("", "trials", "simulated steps", "best good share", "best goodput"),
+        ("way", "trials", "simulated steps", "best good share", "best goodput"),
         (
             _search_row(f"search ({s.sampler}, seed {s.seed})", s.trials, s.simulated_steps, record.best),
             _search_row("random search beside it", s.random_trials, s.random_simulated_steps, record.random_best),

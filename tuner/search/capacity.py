@@ -36,6 +36,8 @@ ROUNDS = 3
 FULL = 0.95
 # Shares of the time of the worst minute from which on a resource counts as what is full.
 KV_BLOCKED, SEQUENCES_FULL, PREFILL_BUSY = 0.2, 0.5, 0.75
+OVER_BY_PROMPTS = 0.5
+GAP_METRICS = ("gap", "longest_gap", "tpot")
 SPREAD_LENGTHS = 8.0  # p99 over p50 of the prompts, from which on short ones and long ones are two kinds of traffic
 
 
@@ -46,12 +48,14 @@ class Resource(StrEnum):
     DECODE = "decode"  # writing answers takes the time
     KV = "kv"  # the pool holds no further request
     SEQUENCES = "sequences"  # the sequence cap
+    BUDGET = "budget"  # steps are too long for the prompt tokens they carry: the setting, not the engine
     NOTHING = "nothing"  # a single request or step misses a target by itself
 
 
 class Lever(StrEnum):
-    """What to try next, beyond settings."""
+    """What to try next."""
 
+    SMALLER_BUDGET = "smaller_budget"
     PREFIX_CACHING = "prefix_caching"
     PREFILL_POOL = "prefill_pool"
     SPLIT_POOLS = "split_pools"
@@ -133,6 +137,7 @@ class Shares:
     """Of the time of the worst minute, 0..1: at the budget; with a prompt to read; with the sequence cap reached; with
     requests waiting although budget and sequences had room (so the pool had none). kv_peak: most of the pool that
     was asked for at once, an estimate that counts shared prefixes for each request; above 1: some had to wait.
+    over_by_prompts: of the time of steps longer than the tightest gap target, the share of those that read a prompt.
     """
 
     at_budget: float
@@ -140,6 +145,7 @@ class Shares:
     sequences_full: float
     kv_blocked: float
     kv_peak: float
+    over_by_prompts: float
 
 
 @dataclass(frozen=True)
@@ -212,11 +218,14 @@ def _shares(traffic: Traffic, engine: Engine, model: Model, slo: Slo, setting: S
     start_s, _ = worst_window(result, slo)
     # What piles up in the minute is served in it or soon after.
     steps = steps_between(traffic, engine, setting, model, result, start_s, MINUTE_S)
-    return shares_of(steps, setting, engine, result), evaluation.preempted / len(traffic)
+    return shares_of(steps, setting, engine, result, slo), evaluation.preempted / len(traffic)
 
 
-def shares_of(steps: Steps, setting: Setting, engine: Engine, result: RunResult) -> Shares:
+def shares_of(steps: Steps, setting: Setting, engine: Engine, result: RunResult, slo: Slo) -> Shares:
     """What was full during these steps of that run."""
+    bound_s = min((t.bound_s for t, _ in slo.all_targets() if t.metric in GAP_METRICS), default=math.inf)
+    over = steps.duration_s > bound_s
+    over_share, by_prompts = steps.time_share(over), steps.time_share(over & (steps.prefill_tokens > 0))
     tokens = steps.decode_tokens + steps.prefill_tokens
     at_budget = tokens >= FULL * setting.step_tokens
     sequences_full = steps.sequences >= setting.max_running
@@ -227,6 +236,7 @@ def shares_of(steps: Steps, setting: Setting, engine: Engine, result: RunResult)
         sequences_full=steps.time_share(sequences_full),
         kv_blocked=steps.time_share(blocked),
         kv_peak=_kv_peak(steps, engine, result),
+        over_by_prompts=by_prompts / over_share if over_share > 0.0 else 0.0,
     )
 
 
@@ -254,7 +264,10 @@ def saturated(shares: Shares, preempted_share: float, breaks: MarginRow | None) 
         return Resource.SEQUENCES
     if shares.prefill >= PREFILL_BUSY:
         return Resource.PREFILL
-    if breaks is not None and breaks.target.metric in ("gap", "tpot", "longest_gap", "e2e"):
+    by_gap = breaks is not None and breaks.target.metric in GAP_METRICS
+    if by_gap and shares.over_by_prompts >= OVER_BY_PROMPTS:
+        return Resource.BUDGET
+    if by_gap:
         return Resource.DECODE
     return Resource.NOTHING
 
@@ -269,5 +282,6 @@ def next_levers(resource: Resource, traffic: Traffic, prefix_caching: bool) -> t
         Resource.DECODE: (Lever.MORE_REPLICAS, *split, Lever.ADMISSION),
         Resource.KV: (Lever.MORE_KV, *caching, Lever.ADMISSION),
         Resource.SEQUENCES: (Lever.MORE_SEQUENCES, Lever.ADMISSION),
+        Resource.BUDGET: (Lever.SMALLER_BUDGET, *split),
         Resource.NOTHING: (Lever.TARGETS, *split),
     }[resource]

@@ -1,0 +1,76 @@
+"""``rooftune capacity`` through the real command."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import rooftune, write_mix
+from tuner.report.replay_record import CapacityRecord
+
+TARGETS = ("--ttft-p99", "4s", "--gap-p99", "50ms")
+
+
+@pytest.fixture(scope="module")
+def mix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_mix(tmp_path_factory.mktemp("traffic") / "mix.csv", 200)
+
+
+def _words(traffic: Path, *more: object) -> tuple[object, ...]:
+    return ("capacity", "--traffic", traffic, "--step-model", "8b-2tbs", *more)
+
+
+def test_says_rate_what_breaks_what_is_full_and_what_next(mix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rooftune(*_words(mix, *TARGETS, "--step-tokens", "768", "--quiet")) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert said.out.startswith("Carries ")
+    assert "token budget 768 tokens" in said.out and "(given)" in said.out
+    for label in ("rate", "breaks", "full", "next", "trust"):
+        assert f"\n  {label} " in said.out
+    assert all(len(line) <= 101 for line in said.out.splitlines())
+
+
+def test_json_is_one_record_and_a_faster_file_carries_as_much(mix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rates = []
+    for scale in ("1", "2"):
+        words = _words(mix, *TARGETS, "--step-tokens", "768", "--json", "--quiet", "--rate-scale", scale)
+        assert rooftune(*words) == 0
+        line = capsys.readouterr().out
+        assert line.count("\n") == 1
+        record = CapacityRecord.model_validate_json(line)
+        assert record.scale is not None and record.above_scale is not None and record.rate_rps is not None
+        assert record.above_scale / record.scale <= 1.02
+        assert record.breaks is not None and record.above_margins[record.breaks].margin not in (None, "inf")
+        rates.append(record.rate_rps)
+    assert rates[0] == pytest.approx(rates[1], rel=0.021)
+
+
+def test_searches_when_no_setting_is_given(mix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rooftune(*_words(mix, *TARGETS, "--trials", "8", "--json")) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["searched"] is True
+    assert "capacity" in said.err
+
+
+def test_no_rate_at_all_is_1(mix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rooftune(*_words(mix, "--ttft-p50", "1ms", "--step-tokens", "512", "--quiet")) == 1
+    assert capsys.readouterr().out.startswith("No rate meets every target")
+
+
+@pytest.mark.parametrize(
+    ("more", "needed"),
+    [
+        ((), "no target given"),
+        (("--profile", "batch"), "needs a target"),
+        ((*TARGETS, "--step-tokens", "100"), "sequence cap (256)"),
+        ((*TARGETS, "--storage", "sqlite:///x.db"), "--storage"),
+        ((*TARGETS, "--order", "deadline"), "--ttft-target"),
+    ],
+)
+def test_bad_flag_is_one_line(
+    mix: Path, more: tuple[str, ...], needed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rooftune(*_words(mix, *more), "--quiet") == 2
+    said = capsys.readouterr()
+    assert said.out == "" and needed in said.err and said.err.count("\n") == 1

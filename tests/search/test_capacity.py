@@ -1,0 +1,150 @@
+"""Capacity against sums done by hand and against a fine sweep, and what is said to be full."""
+
+import math
+
+import numpy as np
+import pytest
+
+from policies.errors import InputError
+from policies.request import Boot, Setting
+from policies.slo import Slo, Target
+from policies.step_time import NAMED_MODELS, priced, step_time
+from tuner.search.capacity import HIGHEST_SCALE, LOWEST_SCALE, Lever, Resource, feasible_rate, find_capacity
+from tuner.search.evaluation import Role
+from tuner.search.objective import evaluate
+from tuner.sim.engine import Engine
+from tuner.sim.reshape import scale_rate
+from tuner.sim.workload import Traffic
+
+MODEL = NAMED_MODELS["8b-2tbs"]
+GAP = Slo((Target("ttft", 4.0, 0.99), Target("gap", 0.05, 0.99)))
+
+
+def _engine(kv_tokens: int = 600_000, max_seqs: int = 256) -> Engine:
+    return Engine(Boot(8192, 16, 1, 1, 0, 0), kv_blocks=kv_tokens // 16, sequence_ceiling=max_seqs)
+
+
+def _traffic(arrival_s: np.ndarray, prompt: np.ndarray, output: np.ndarray) -> Traffic:
+    zeros = np.zeros(len(arrival_s), dtype=np.int64)
+    return Traffic(arrival_s, prompt.astype(np.int64), output.astype(np.int64), zeros, zeros)
+
+
+def _even(count: int, prompt: int, output: int) -> Traffic:
+    return _traffic(np.arange(count) / 10.0, np.full(count, prompt), np.full(count, output))
+
+
+def _documents(count: int = 300, seed: int = 3) -> Traffic:
+    """Chat, one prompt in eight a document."""
+    chance = np.random.default_rng(seed)
+    arrival_s = np.cumsum(chance.exponential(0.4, count))
+    long = chance.random(count) < 0.125
+    prompt = np.where(long, chance.integers(16_000, 32_000, count), chance.integers(100, 1500, count))
+    return _traffic(arrival_s, prompt, np.maximum(chance.exponential(100, count), 1))
+
+
+def test_a_queue_of_equal_prompts_by_hand() -> None:
+    """One prompt a step: the n-th waits n x (service - spacing), and the 198th of 200 may wait until the bound."""
+    count, bound_s = 200, 0.06
+    service_s = step_time(MODEL, 1000, 1, 0, 1000 * 500)
+    spacing_s = service_s - (bound_s - service_s) / (0.99 * count - 1)
+    slo = Slo((Target("ttft", bound_s, 0.99),))
+    found = feasible_rate(_even(count, 1000, 1), _engine(), MODEL, slo, Setting(1000))
+    expected_scale = 0.1 / spacing_s
+    assert found.scale <= expected_scale * 1.0001
+    assert expected_scale < found.above_scale <= found.scale * 1.02
+    assert found.rate_rps == pytest.approx(found.scale * count / 19.9)
+
+
+@pytest.mark.parametrize("setting", [Setting(768), Setting(1024, 256)])
+def test_within_2_percent_of_a_fine_sweep(setting: Setting) -> None:
+    traffic, engine = _documents(), _engine()
+    found = feasible_rate(traffic, engine, MODEL, GAP, setting)
+    assert found.at is not None and found.at.feasible and found.above is not None and not found.above.feasible
+    scales = found.scale * 1.01 ** np.arange(-20, 21)
+    met = [evaluate(scale_rate(traffic, s), engine, setting, MODEL, GAP, Role.SWEEP)[0].feasible for s in scales]
+    # The first rate of the sweep that misses a target.
+    first_missed = float(scales[met.index(False)])
+    assert found.scale / 1.02 <= first_missed <= found.scale * 1.03
+
+
+def test_tables_price_it_too() -> None:
+    """The same times, once as a formula and once as a table, give the same rate."""
+    most = 1001
+    base_s = np.array([step_time(MODEL, tokens, 1, 0, 0) for tokens in range(most)])
+    cost = priced(MODEL)._replace(base_s=base_s)
+    slo = Slo((Target("ttft", 0.06, 0.99),))
+    plain = MODEL._replace(attention_s=0.0)
+    traffic = _even(100, 1000, 1)
+    found = [feasible_rate(traffic, _engine(), model, slo, Setting(1000)) for model in (plain, cost)]
+    assert found[0].scale == found[1].scale
+
+
+def test_no_rate_and_every_rate() -> None:
+    never = feasible_rate(_even(20, 4000, 1), _engine(), MODEL, Slo((Target("ttft", 0.01, 0.99),)), Setting(512))
+    assert math.isnan(never.scale) and never.at is None and never.above_scale == LOWEST_SCALE
+    always = feasible_rate(_even(20, 10, 1), _engine(), MODEL, Slo((Target("ttft", 50.0, 0.99),)), Setting(512))
+    assert always.scale == HIGHEST_SCALE and math.isinf(always.above_scale) and always.above is None
+
+
+def test_few_replays_are_kept_to() -> None:
+    assert feasible_rate(_even(20, 10, 5), _engine(), MODEL, GAP, Setting(512), most_replays=3).replays == 3
+
+
+def test_refused_without_targets_or_without_a_rate() -> None:
+    with pytest.raises(InputError, match="needs a target"):
+        feasible_rate(_even(3, 10, 1), _engine(), MODEL, Slo((), objective="tokens_per_s"), Setting(512))
+    at_once = _traffic(np.zeros(3), np.full(3, 10), np.full(3, 1))
+    with pytest.raises(InputError, match="all at once"):
+        feasible_rate(at_once, _engine(), MODEL, GAP, Setting(512))
+
+
+LONG_ANSWERS = Slo((Target("ttft", 4.0, 0.99),))
+
+
+@pytest.mark.parametrize(
+    ("traffic", "engine", "slo", "setting", "full", "lever"),
+    [
+        (_documents(), _engine(), GAP, Setting(768), Resource.PREFILL, Lever.SPLIT_POOLS),
+        (_documents(), _engine(), GAP, Setting(4096), Resource.BUDGET, Lever.SMALLER_BUDGET),
+        (_even(400, 200, 400), _engine(20_000), LONG_ANSWERS, Setting(512), Resource.KV, Lever.MORE_KV),
+        (
+            _even(300, 200, 300),
+            _engine(max_seqs=8),
+            LONG_ANSWERS,
+            Setting(512, max_running=8),
+            Resource.SEQUENCES,
+            Lever.MORE_SEQUENCES,
+        ),
+        (
+            _even(200, 16, 400),
+            _engine(),
+            Slo((Target("tpot", 0.0105, 0.99),)),
+            Setting(256),
+            Resource.DECODE,
+            Lever.MORE_REPLICAS,
+        ),
+    ],
+)
+def test_what_is_full_and_what_relieves_it(
+    traffic: Traffic, engine: Engine, slo: Slo, setting: Setting, full: Resource, lever: Lever
+) -> None:
+    found = find_capacity(traffic, engine, MODEL, slo, current=setting, setting=setting)
+    assert found.setting == setting and not found.searched
+    assert (found.resource, found.shares) == (full, found.shares)
+    assert found.levers[0] is lever
+    assert found.breaks is not None and found.breaks.margin > 0
+
+
+def test_prefix_caching_is_a_lever_only_while_it_is_off() -> None:
+    given = {"current": Setting(768), "setting": Setting(768)}
+    off = find_capacity(_documents(), _engine(), MODEL, GAP, prefix_caching=False, **given)  # type: ignore[arg-type]
+    assert off.levers[0] is Lever.PREFIX_CACHING
+
+
+def test_the_best_setting_carries_more_than_the_one_in_force() -> None:
+    traffic, engine = _documents(200), _engine()
+    current = Setting(2048)
+    found = find_capacity(traffic, engine, MODEL, GAP, current=current, trials=24)
+    before = feasible_rate(traffic, engine, MODEL, GAP, current)
+    assert found.searched and found.setting != current
+    assert found.rate.scale > 1.1 * before.scale

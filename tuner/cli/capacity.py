@@ -1,0 +1,89 @@
+"""``rooftune capacity``: the highest rate that still meets every target, what breaks first and what is full there."""
+
+import argparse
+import sys
+
+from policies.commands import Command
+from policies.errors import InfeasibleError, InputError
+from policies.request import Setting
+from policies.step_time import priced
+from tuner.cli.engine_flags import add_current_flags, add_engine_flags, read_current, read_engine
+from tuner.cli.progress import progress_to_stderr, warm_twin
+from tuner.cli.search_flags import add_search_flags, read_search
+from tuner.cli.setting_flags import add_setting_flags, read_setting
+from tuner.cli.target_flags import add_target_flags, read_slo
+from tuner.cli.traffic_flags import add_model_flag, add_traffic_flags, read_model, read_traffic
+from tuner.report.build import engine_part, traffic_part
+from tuner.report.capacity_text import capacity_line, capacity_record, capacity_text
+from tuner.search.capacity import find_capacity
+
+_EXAMPLE = """examples:
+  rooftune capacity --traffic trace.csv --step-model 8b-2tbs --ttft-p99 2s --gap-p99 30ms
+  rooftune capacity --traffic trace.csv --step-model 8b-2tbs --step-tokens 512 --gap-p99 30ms
+
+Without a setting the best one is searched for, at the rate it can carry. The rate is the traffic's own, faster or
+slower, to within 2 %. exit codes: 0 done, 1 no rate meets every target, 2 usage or input"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``capacity``."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EXAMPLE
+    add_traffic_flags(parser)
+    add_model_flag(parser)
+    before = {action.dest for action in parser._actions}
+    add_setting_flags(parser)
+    names = [action.dest for action in parser._actions if action.dest not in before]
+    parser.set_defaults(setting_defaults={name: parser.get_default(name) for name in names})
+    add_target_flags(parser)
+    add_engine_flags(parser)
+    add_current_flags(parser)
+    search = parser.add_argument_group("search (when no setting is given) and output")
+    add_search_flags(search)
+    search.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    search.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Find it and print it. Raises InputError before the long work; 1 when no rate meets every target."""
+    if args.storage is not None:
+        raise InputError("--storage belongs to recommend: capacity keeps no trials; drop it")
+    wish = read_search(args)
+    slo, _ = read_slo(args)
+    model, model_part = read_model(args.step_model)
+    traffic, changes = read_traffic(args)
+    engine, traffic, caching, sources = read_engine(args, traffic)
+    given: Setting | None = None
+    if any(getattr(args, name) != default for name, default in args.setting_defaults.items()):
+        given = read_setting(args, engine, priced(model).formula)
+    current, _ = read_current(args, engine)
+    with progress_to_stderr(args.quiet) as progress:
+        warm_twin(progress)
+        found = find_capacity(
+            traffic,
+            engine,
+            model,
+            slo,
+            current=current,
+            setting=given,
+            knobs=wish.knobs,
+            trials=wish.trials,
+            seed=wish.seed,
+            prefix_caching=caching,
+            progress=progress,
+        )
+    record = capacity_record(
+        found,
+        slo,
+        traffic=traffic_part(traffic, changes),
+        step_model=model_part,
+        engine=engine_part(engine, caching, sources),
+    )
+    if args.json:
+        sys.stdout.write(capacity_line(record))
+    else:
+        print(capacity_text(record))
+    return InfeasibleError.exit_code if record.scale is None else 0
+
+
+COMMAND = Command("capacity", "find the highest rate that still meets your targets", add_arguments, run)
