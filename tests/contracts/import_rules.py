@@ -16,7 +16,7 @@ TUNER_LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("bench",),
     ("control", "report"),
-    ("search",),
+    ("search", "replay"),
     ("observe", "ports", "sim"),
     ("model",),
     ("config", "record"),

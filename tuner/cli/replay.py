@@ -1,0 +1,186 @@
+"""``rooftune replay``: send traffic to a real server and judge what its users would see."""
+
+import argparse
+import asyncio
+import os
+import secrets
+import sys
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from policies.commands import Command
+from policies.errors import InputError, RefusedError, RooftuneError, UnreachableError
+from policies.slo import Slo
+from tuner.cli.progress import progress_to_stderr
+from tuner.cli.replay_text import replay_text
+from tuner.cli.target_flags import add_target_flags, read_slo
+from tuner.cli.traffic_flags import add_traffic_flags, read_traffic
+from tuner.cli.values import parse_count, parse_duration, parse_positive, parse_rate, parse_rate_scale
+from tuner.replay.client import base_url
+from tuner.replay.judge import verdict
+from tuner.replay.outcomes import client_outcomes, engine_outcomes
+from tuner.replay.presets import PRESETS, preset_traffic, scale_lengths
+from tuner.replay.prompts import MAX_VOCAB_TOKENS, MIN_VOCAB_TOKENS
+from tuner.replay.result_file import SCHEMA, VERSION, ReplayResult, VerdictPart, summary_line, write_result
+from tuner.replay.session import Job, Measured, client_part, replay
+from tuner.report.build import target_parts, traffic_part
+from tuner.sim.files import read_text, shown_path
+from tuner.sim.generate import MAX_SEED
+from tuner.sim.reshape import scale_rate
+from tuner.sim.workload import Traffic
+
+EXIT_INTERRUPTED = 130
+_FILE_ONLY = ("window", "burst", "sort")
+_EXAMPLE = """examples:
+  rooftune replay --traffic trace.csv --url http://127.0.0.1:8000 --ttft-p99 2s --gap-p99 50ms --out result.json
+  rooftune replay --preset peak-ratio --rate 2 --span 2m --length-scale 0.05 --url http://127.0.0.1:8000 \\
+    --tuning-url http://127.0.0.1:9000 --gap-p99 50ms
+
+Every request is sent at its time, however slow the answers are, with exactly its tokens: prompts are token ids,
+answers are asked for with max_tokens and ignore_eos. Two runs with one --seed send the same prompts, so the second
+finds them in a prefix cache; without --seed every run sends new ones."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``replay``."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EXAMPLE
+    server = parser.add_argument_group("server")
+    server.add_argument("--url", required=True, metavar="URL", help="OpenAI-compatible server, http://HOST:PORT")
+    server.add_argument("--model", metavar="NAME", help="model to ask for (default: the first that it lists)")
+    server.add_argument("--api-key-file", metavar="FILE", help="file with the server's API key")
+    server.add_argument("--tuning-url", metavar="URL", help="where its tuning protocol answers: the engine's own times")
+    server.add_argument("--tuning-token-file", metavar="FILE", help="token of that (alone: at --url)")
+    server.add_argument("--vocab", metavar="N", help="token ids are below it (default: the server's, or 1000)")
+    server.add_argument("--timeout", default="10m", metavar="TIME", help="longest answer, then it failed (default 10m)")
+    add_traffic_flags(parser, needed=False)
+    made = parser.add_argument_group("or made traffic")
+    made.add_argument("--preset", metavar="NAME", help=", ".join(PRESETS))
+    made.add_argument("--rate", metavar="RPS", help="preset: requests per second (default 1)")
+    made.add_argument("--span", metavar="TIME", help="preset: how long (default 60s)")
+    made.add_argument("--length-scale", metavar="X", help="all lengths times X, for a small model (default 1)")
+    add_target_flags(parser)
+    parser.add_argument("--seed", metavar="N", help="of the prompts' content and a preset (default: a new one)")
+    parser.add_argument("--out", metavar="FILE", help="write every request, gap and figure to it (JSON)")
+    parser.add_argument("--json", action="store_true", help="print the figures as one JSON object and nothing else")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay, write, print. 0: measured, whether or not the targets are met; 130: interrupted, with what there was."""
+    slo, _ = read_slo(args, needed=False)
+    _check_out(args.out)
+    seed = secrets.randbits(48) if args.seed is None else parse_count(args.seed, "--seed", low=0, high=MAX_SEED)
+    job, changes = _job(args, seed)
+    with progress_to_stderr(args.quiet) as progress:
+        total = len(job.traffic)
+        measured = asyncio.run(replay(job, lambda done: progress("answered", done, total), progress.say))
+    result = _result(job, changes, measured, slo)
+    if args.out is not None:
+        write_result(args.out, result)
+    sys.stdout.write(summary_line(result) if args.json else replay_text(result))
+    if args.out is not None and not args.json:
+        print(f"\nwrote {shown_path(args.out)}")
+    if result.interrupted:
+        return EXIT_INTERRUPTED
+    _refuse_nothing_finished(result)
+    return 0
+
+
+def _job(args: argparse.Namespace, seed: int) -> tuple[Job, tuple[str, ...]]:
+    url = base_url(args.url, "--url")
+    tuning_url = None if args.tuning_url is None else base_url(args.tuning_url, "--tuning-url")
+    if tuning_url is None and args.tuning_token_file is not None:
+        tuning_url = url
+    vocab = args.vocab
+    if vocab is not None:
+        vocab = parse_count(vocab, "--vocab", low=MIN_VOCAB_TOKENS, high=MAX_VOCAB_TOKENS)
+    limit_s = parse_duration(args.timeout, "--timeout")
+    api_key = _secret(args.api_key_file, "--api-key-file")
+    token = _secret(args.tuning_token_file, "--tuning-token-file")
+    traffic, changes = _traffic(args, seed)
+    if args.length_scale is not None:
+        factor = parse_positive(args.length_scale, "--length-scale")
+        traffic = scale_lengths(traffic, factor)
+        changes = (*changes, f"lengths times {factor:g}")
+    job = Job(traffic, url, seed, limit_s, args.model, api_key, vocab, tuning_url, token)
+    return job, changes
+
+
+def _traffic(args: argparse.Namespace, seed: int) -> tuple[Traffic, tuple[str, ...]]:
+    if (args.traffic is None) == (args.preset is None):
+        raise InputError("give the traffic with --traffic FILE or with --preset NAME, one of the two")
+    owned, owner = (("rate", "span"), "--preset") if args.preset is None else (_FILE_ONLY, "--traffic")
+    for name in owned:
+        if getattr(args, name):
+            raise InputError(f"--{name} belongs to {owner}; drop it")
+    if args.preset is None:
+        return read_traffic(args)
+    rate_rps = 1.0 if args.rate is None else parse_rate(args.rate)
+    factor = 1.0 if args.rate_scale is None else parse_rate_scale(args.rate_scale)
+    span_s = parse_duration(args.span or "60s", "--span")
+    made = preset_traffic(args.preset, rate_rps, span_s, seed)
+    changes = () if factor == 1.0 else (f"arrivals {factor:g} times as fast",)
+    return replace(scale_rate(made, factor), name=made.name), changes
+
+
+def _secret(path: str | None, flag: str) -> str | None:
+    """The first line of the file that holds anything."""
+    if path is None:
+        return None
+    first = read_text(path).split("\n")
+    found = next((line.strip() for line in first if line.strip()), "")
+    if not (found.isascii() and found.isprintable() and len(found) <= 4096):
+        raise InputError(f"{flag} {shown_path(path)} must hold one line of plain characters; correct the file")
+    return found
+
+
+def _check_out(path: str | None) -> None:
+    """Before the replay: an hour of measuring must not end at a wrong path."""
+    if path is None:
+        return
+    folder = Path(path).parent
+    if Path(path).is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InputError(f"--out {shown_path(path)} cannot be written; choose a folder that exists and is yours")
+
+
+def _result(job: Job, changes: tuple[str, ...], measured: Measured, slo: Slo) -> ReplayResult:
+    sides: list[VerdictPart] = [verdict(client_outcomes(measured.rows, slo.gap_bounds()), slo, "client")]
+    if measured.engine is not None:
+        sides.append(verdict(engine_outcomes(measured.engine, measured.rows), slo, "engine"))
+    return ReplayResult(
+        schema=SCHEMA,
+        version=VERSION,
+        made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        made_by=f"rooftune {version('rooftune')}",
+        url=job.url,
+        model=measured.model,
+        vocab_tokens=measured.vocab_tokens,
+        seed=job.seed,
+        interrupted=measured.interrupted,
+        unsent=measured.unsent,
+        traffic=traffic_part(job.traffic, changes),
+        objective=slo.objective,
+        targets=target_parts(slo),
+        client=client_part(measured.rows),
+        verdicts=tuple(sides),
+        failures=dict(sorted(Counter(row.failure for row in measured.rows if row.failure is not None).items())),
+        requests=measured.rows,
+        engine=measured.engine,
+        engine_error=measured.engine_error,
+    )
+
+
+def _refuse_nothing_finished(result: ReplayResult) -> None:
+    if sum(result.failures.values()) < len(result.requests):
+        return
+    kinds = ", ".join(f"{name} x {count}" for name, count in result.failures.items())
+    kind: type[RooftuneError] = UnreachableError if set(result.failures) == {"unreachable"} else RefusedError
+    detail = next((row.detail for row in result.requests if row.detail), "it gave no reason")
+    raise kind(f"no request was answered whole ({kinds}): {detail}")
+
+
+COMMAND = Command("replay", "send traffic to a real server and judge what its users would see", add_arguments, run)

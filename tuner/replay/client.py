@@ -1,0 +1,154 @@
+"""An OpenAI-compatible server over HTTP: what it serves, and one streamed completion. Nothing is ever sent twice."""
+
+import asyncio
+import json
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import httpx
+
+from policies.errors import InputError, RefusedError, UnreachableError
+from tuner.replay.flight import Flight
+from tuner.replay.stream import BadStream, EventReader, message_of
+
+CONNECT_S = 10.0
+_MOST_ERROR_BYTES = 65_536
+# Servers close idle connections after some seconds; one that is reused later than this might be closing already.
+_KEEP_S = 2.0
+
+
+@dataclass(frozen=True)
+class Model:
+    """What /v1/models says. name: None when it says nothing; max_tokens, vocab_tokens: None when it does not say."""
+
+    name: str | None = None
+    max_tokens: int | None = None
+    vocab_tokens: int | None = None
+
+
+def base_url(text: str, what: str) -> str:
+    """``http://host:8000`` of that, with or without a slash or /v1 at its end. Raises InputError."""
+    url = text.strip().rstrip("/").removesuffix("/v1")
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good or parts.query or parts.fragment or not url.isprintable() or " " in url:
+        raise InputError(f"{what} is {text[:80]!r}, must be an http or https address; write http://127.0.0.1:8000")
+    if parts.username or parts.password:
+        raise InputError(f"{what} must hold no password; put it into a file and name that with --api-key-file")
+    return url
+
+
+def open_client(key: str | None) -> httpx.AsyncClient:
+    """A client that queues nothing: as many connections as requests are under way. No proxy, no redirect."""
+    headers = {"accept-encoding": "identity"} | ({} if key is None else {"authorization": f"Bearer {key}"})
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_KEEP_S)
+    return httpx.AsyncClient(
+        headers=headers, limits=limits, timeout=httpx.Timeout(None, connect=CONNECT_S), trust_env=False
+    )
+
+
+async def get(http: httpx.AsyncClient, url: str, remedy_401: str) -> httpx.Response:
+    """One GET. Raises UnreachableError when nobody answers or the server is not ready, RefusedError for 401 and 403."""
+    try:
+        response = await http.get(url, timeout=CONNECT_S)
+    except (httpx.HTTPError, ssl.SSLError, OSError) as error:
+        raise UnreachableError(f"{url} does not answer: {why(error)}; check the address and the server") from None
+    if response.status_code in (401, 403):
+        raise RefusedError(f"{url} answers {response.status_code}: {remedy_401}")
+    if response.status_code >= 500:
+        raise UnreachableError(f"{url} answers {response.status_code}: it is not ready; wait for it")
+    return response
+
+
+async def served_model(http: httpx.AsyncClient, base: str) -> Model:
+    """The first model that the server lists. Raises what ``get`` raises."""
+    response = await get(http, f"{base}/v1/models", "give its key with --api-key-file")
+    if response.status_code != 200:
+        return Model()
+    try:
+        entry = response.json()["data"][0]
+        name = entry["id"]
+    except (ValueError, LookupError, TypeError):
+        return Model()
+    if not isinstance(name, str):
+        return Model()
+    return Model(name, _size(entry, "max_model_len"), _size(entry, "vocab_size"))
+
+
+def _size(entry: dict[str, object], key: str) -> int | None:
+    value = entry.get(key)
+    return value if type(value) is int and value > 0 else None
+
+
+def body(model: str, token_ids: Sequence[int], output_tokens: int) -> bytes:
+    """A completion of exactly ``output_tokens`` tokens, streamed, with the server's own counts at its end."""
+    fields = {
+        "model": model,
+        "prompt": list(token_ids),
+        "max_tokens": output_tokens,
+        "ignore_eos": True,
+        "temperature": 0.0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+async def ask(
+    http: httpx.AsyncClient, base: str, content: bytes, flight: Flight, since_start: Callable[[], float], limit_s: float
+) -> None:
+    """Send one request and write into ``flight`` what becomes of it; every failure is its own word.
+
+    Raises RefusedError for 401 alone: then no other request will fare better.
+    """
+    headers = {"content-type": "application/json", "accept": "text/event-stream"}
+    flight.sent_s = since_start()
+    try:
+        async with (
+            asyncio.timeout(limit_s),
+            http.stream("POST", f"{base}/v1/completions", content=content, headers=headers) as response,
+        ):
+            if response.status_code != 200:
+                await _refused(response, flight)
+                return
+            reader = EventReader()
+            async for data in response.aiter_bytes():
+                now_s = since_start()  # of the read: whatever came together carries one time
+                for event in reader.feed(data):
+                    flight.take(event, now_s)
+            flight.finish()
+    except TimeoutError:
+        flight.fail("timeout", f"not complete after {limit_s:g} s")
+    except httpx.ConnectTimeout:
+        flight.fail("unreachable", f"no connection after {CONNECT_S:g} s")
+    except httpx.ConnectError as error:
+        flight.fail("unreachable", why(error))
+    except BadStream as error:
+        flight.fail("bad_stream", str(error))
+    except (httpx.HTTPError, ssl.SSLError, OSError) as error:
+        flight.fail("connection_lost", why(error))
+
+
+async def _refused(response: httpx.Response, flight: Flight) -> None:
+    text = bytearray()
+    async for data in response.aiter_bytes():
+        text += data
+        if len(text) > _MOST_ERROR_BYTES:
+            break
+    try:
+        message = message_of(json.loads(bytes(text)))
+    except ValueError:
+        message = ""
+    flight.fail(f"http_{response.status_code}", message or None)
+    if response.status_code == 401:
+        raise RefusedError(f"{response.url} answers 401: {message or 'no right key'}; give it with --api-key-file")
+
+
+def why(error: Exception) -> str:
+    """The deepest reason in words."""
+    return str(error).strip() or type(error).__name__

@@ -1,0 +1,131 @@
+"""The engine's own times of our requests, read from the tuning protocol while and after they run."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import httpx
+
+from policies.errors import InputError
+from policies.wire import MAX_ANSWER_BYTES, RequestColumns, parse
+from tuner.replay.client import get
+from tuner.replay.result_file import EnginePart, EngineRequestPart, RequestPart
+
+READ_EVERY_S = 15.0
+# A row is ours when the engine had the request no earlier than we sent it and ended it no later than we read its
+# end, both within this much: what reading two clocks over a network and a busy client may be off.
+SLACK_S = 1.0
+_LAST_READS = 8
+_BETWEEN_S = 0.25
+
+
+class EngineReader:
+    """Collects the rows of requests that end from ``begin`` on."""
+
+    def __init__(self, http: httpx.AsyncClient, base: str, since_start: Callable[[], float]) -> None:
+        self._http = http
+        self._url = f"{base}/tuning/v1/requests"
+        self._since_start = since_start
+        self._after = -1
+        self._boot_id: str | None = None
+        self._best_trip_s = float("inf")
+        self._offset_s = 0.0
+        self.pages: list[RequestColumns] = []
+
+    async def begin(self) -> None:
+        """Find where the rows stand. Raises RooftuneError when the routes are not there."""
+        await self._read()
+        self.pages.clear()
+
+    async def follow(self) -> None:
+        """Read now and then until cancelled, so that the ring buffer never runs over."""
+        while True:
+            await asyncio.sleep(READ_EVERY_S)
+            await self._read()
+
+    async def end(self, expected: int) -> None:
+        """Read the rest: until ``expected`` rows are there, or a few times."""
+        for _ in range(_LAST_READS):
+            await self._read()
+            if sum(len(page.sequence) for page in self.pages) >= expected:
+                return
+            await asyncio.sleep(_BETWEEN_S)
+
+    async def _read(self) -> None:
+        asked_s = self._since_start()
+        response = await get(self._http, f"{self._url}?after={self._after}", "give its token with --tuning-token-file")
+        answered_s = self._since_start()
+        if response.status_code != 200:
+            raise InputError(
+                f"{self._url} answers {response.status_code}: no tuning protocol there; "
+                "give its address with --tuning-url, or leave the engine's times out"
+            )
+        page = parse(RequestColumns, response.content, MAX_ANSWER_BYTES)
+        if self._boot_id not in (None, page.boot_id):
+            raise InputError("the engine was started anew during the replay; its times are lost, replay again")
+        self._boot_id = page.boot_id
+        self._after = page.next
+        self.pages.append(page)
+        if answered_s - asked_s < self._best_trip_s:
+            self._best_trip_s = answered_s - asked_s
+            self._offset_s = page.now_s - (asked_s + answered_s) / 2
+
+    def part(self, rows: Sequence[RequestPart]) -> EnginePart:
+        """The rows of our requests."""
+        return match(self.pages, rows, self._offset_s)
+
+
+def match(pages: Sequence[RequestColumns], rows: Sequence[RequestPart], offset_s: float) -> EnginePart:
+    """Find each request that the client saw finish among the engine's rows: by prompt and output tokens and by time.
+
+    The protocol names no request of a client, so of several with equal counts the first in time is taken; where that
+    is wrong, two requests of one shape and nearly one arrival have changed places. offset_s: engine's minus ours.
+    """
+    bounds = pages[-1].gap_bounds_s if pages else ()
+    waiting: dict[tuple[int, int], list[EngineRequestPart]] = defaultdict(list)
+    found = 0
+    for page in pages:
+        for at, sequence in enumerate(page.sequence):
+            found += 1
+            one = _row(page, at, sequence)
+            if one is not None:
+                waiting[page.prompt_tokens[at], page.output_tokens[at]].append(one)
+    for group in waiting.values():
+        group.sort(key=lambda one: (one.arrival_s, one.sequence), reverse=True)  # the earliest is popped first
+    matched: list[EngineRequestPart] = []
+    finished = [row for row in rows if row.failure is None]
+    for row in sorted(finished, key=lambda one: (one.sent_s, one.index)):
+        group = waiting[row.prompt_tokens, row.output_tokens]
+        while group and group[-1].arrival_s - offset_s < row.sent_s - SLACK_S:
+            group.pop()
+        if group and row.finish_s is not None and group[-1].finish_s - offset_s <= row.finish_s + SLACK_S:
+            matched.append(group.pop().model_copy(update={"index": row.index}))
+    return EnginePart(
+        clock_offset_s=offset_s,
+        gap_bounds_s=bounds,
+        lost=sum(page.lost for page in pages),
+        missing=len(finished) - len(matched),
+        others=found - len(matched),
+        requests=tuple(sorted(matched, key=lambda one: one.index)),
+    )
+
+
+def _row(page: RequestColumns, at: int, sequence: int) -> EngineRequestPart | None:
+    """A finished request, not yet known whose (index 0); None for any other end."""
+    ttft_s, finish_s = page.ttft_s[at], page.finish_s[at]
+    if page.ended[at] != "finished" or ttft_s is None or finish_s is None:
+        return None
+    return EngineRequestPart(
+        index=0,
+        sequence=sequence,
+        arrival_s=page.arrival_s[at],
+        scheduled_s=page.scheduled_s[at],
+        ttft_s=ttft_s,
+        finish_s=finish_s,
+        output_tokens=page.output_tokens[at],
+        cached_tokens=page.cached_tokens[at],
+        gap_count=page.gap_count[at],
+        longest_gap_s=page.longest_gap_s[at],
+        gap_over=tuple(row[at] for row in page.gap_over),
+        preemptions=page.preemptions[at],
+    )
