@@ -104,9 +104,10 @@ class StopStrings:
         if not self._stops:
             return piece
         text = self._held + piece
-        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            at, self.hit = min(found)
+            # The one that is complete first, as if the text had come a character at a time; of several the longest.
+            _, at, self.hit = min(found)
             self._held = ""
             return text[:at]
         keep = self._could_begin(text)

@@ -69,12 +69,13 @@ def test_a_client_that_does_not_read_is_cut_off_and_others_are_served() -> None:
 
 
 def test_draining_finishes_what_runs_and_takes_nothing_new() -> None:
-    runner = LetterRunner()
+    runner = LetterRunner(step_s=0.002)
     with live(runner=runner) as server, httpx.Client(base_url=server.public) as client:
-        with client.stream("POST", PATH, json={"prompt": "hello", "max_tokens": 50, "seed": 7, "stream": True}) as got:
+        with client.stream("POST", PATH, json={"prompt": "hello", "max_tokens": 500, "seed": 7, "stream": True}) as got:
             lines = got.iter_lines()
             first = next(lines)
             runner.gate.clear()
+            assert server.engine.snapshot().running == 1
             server.stop.now()
             assert soon(lambda: not server.engine.snapshot().accepting)
             health = HTTP.get(f"{server.public}/health")
@@ -84,7 +85,7 @@ def test_draining_finishes_what_runs_and_takes_nothing_new() -> None:
             runner.gate.set()
             events = [line.removeprefix("data: ") for line in [first, *lines] if line]
         text = "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])
-        assert (text, events[-1]) == (letters(7, 5, 50), "[DONE]")
+        assert (text, events[-1]) == (letters(7, 5, 500), "[DONE]")
         server.thread.join(30)
         assert not server.thread.is_alive()
 

@@ -117,13 +117,23 @@ def shown(chunks: Sequence[str], stops: Sequence[str]) -> tuple[str, str | None]
 def test_stop_strings_cut_the_same_however_the_text_is_split(text: str, stops: list[str], data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     chunks = [text[first:last] for first, last in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    found, hit = shown(chunks, stops)
-    ends = [at + len(stop) for stop in stops if (at := text.find(stop)) >= 0]
-    if not ends:
-        assert (found, hit) == (text, None)
-    else:
-        assert hit is not None and text.startswith(found + hit)
-        assert all(stop not in found for stop in stops)
+    assert shown(chunks, stops) == by_characters(text, stops)
+
+
+def by_characters(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
+    """The same, spelled out: the first place where a stop string ends; of several that end there the longest."""
+    for end in range(len(text) + 1):
+        ending = [stop for stop in stops if text[:end].endswith(stop)]
+        if ending:
+            longest = max(ending, key=len)
+            return text[: end - len(longest)], longest
+    return text, None
+
+
+def test_the_stop_string_that_is_complete_first_counts_whatever_the_order() -> None:
+    for stops in (["bb", "a"], ["a", "bb"]):
+        assert shown(["xabb"], stops) == ("x", "a")
+    assert shown(["xabc"], ["abc", "b"]) == shown(list("xabc"), ["abc", "b"]) == ("xa", "b")
 
 
 def test_text_is_held_only_while_it_could_become_a_stop_string() -> None:
