@@ -133,6 +133,9 @@ def test_infeasible_only_together_and_at_no_rate() -> None:
     said = headline(record(**INFEASIBLE, best=best, feasible=rate)).limit
     assert "not together with the others" in said
     assert "even at 0.0156 times the rate" in said
+    assert "--engine rooftune" in said
+    everything = record_values()["search"] | {"knobs": ["step_tokens", "order_policy"]}
+    assert "--engine" not in headline(record(**INFEASIBLE, best=best, feasible=rate, search=everything)).limit
 
 
 def test_glances_are_drawn_in_the_heat_map_only() -> None:

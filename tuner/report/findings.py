@@ -79,6 +79,8 @@ def unreachable_words(record: RunRecord, index: int) -> str:
         said += f" The best that any setting tried reached is {words.seconds(floor)}, above the bound."
     else:
         said += f" Alone it could be met (best seen {words.seconds(floor)}), but not together with the others."
+    if "order_policy" not in record.search.knobs:
+        said += " With Rooftune's hook there are more knobs to try: search again with --engine rooftune."
     rate = record.feasible
     if rate is None:
         return said
