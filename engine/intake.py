@@ -7,7 +7,7 @@ from itertools import count
 from threading import Condition, Event
 
 from engine.flight import Flight
-from engine.interface import Busy, GenerationRequest, Observer, RejectReason, Sink, Stopping, TooLong
+from engine.interface import Busy, FinishReason, GenerationRequest, Observer, RejectReason, Sink, Stopping, TooLong
 from engine.kv_blocks import chain_digests
 from engine.options import EngineOptions
 from engine.step import ModelFacts
@@ -27,7 +27,7 @@ class Intake:
         self._ids = count()
         self._changed = Condition()
         self._arrivals: list[Flight] = []
-        self._cancels: list[int] = []
+        self._cancels: list[tuple[int, FinishReason]] = []
         self._live = 0  # taken and not ended
         self._ends_s: deque[float] = deque(maxlen=32)
         self._closed = ""
@@ -74,12 +74,12 @@ class Intake:
         self.wake.set()
         return flight.request_id
 
-    def cancel(self, request_id: int) -> None:
+    def cancel(self, request_id: int, why: FinishReason) -> None:
         with self._changed:
-            self._cancels.append(request_id)
+            self._cancels.append((request_id, why))
         self.wake.set()
 
-    def take(self) -> tuple[list[Flight], list[int]]:
+    def take(self) -> tuple[list[Flight], list[tuple[int, FinishReason]]]:
         """Arrivals and cancellations since the last call."""
         if not self._arrivals and not self._cancels:
             return [], []

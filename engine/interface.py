@@ -20,7 +20,7 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # an end-of-sequence or stop token, which is the last one delivered
     LENGTH = "length"  # max_tokens
-    CANCELLED = "cancelled"  # somebody called ``cancel``
+    CANCELLED = "cancelled"  # somebody called ``cancel`` and gave no other reason
     FAILED = "failed"  # the engine stopped or broke
 
 
@@ -247,8 +247,11 @@ class Engine(Tuning, Protocol):
         """
         ...
 
-    def cancel(self, request_id: int) -> None:
-        """Frees everything before the next step; one that has ended already, or never was, is ignored."""
+    def cancel(self, request_id: int, why: FinishReason = FinishReason.CANCELLED) -> None:
+        """Frees everything before the next step; one that has ended already, or never was, is ignored.
+
+        why: STOP when the answer is complete for its reader (a stop string), so that records count it as finished.
+        """
         ...
 
     def now_s(self) -> float: ...

@@ -113,11 +113,11 @@ class EngineLoop:
             for digest in flight.digests:
                 self._name_block(flight, digest)
             append_waiting(self._state, slot)
-        for request_id in cancels:
+        for request_id, why in cancels:
             gone = self._slot_of.get(request_id)
             if gone is not None:
                 leave(self._boot, self._state, gone)
-                self._retire(gone, FinishReason.CANCELLED, now_s, events)
+                self._retire(gone, why, now_s, events)
 
     def _batch(self, planned: int, now_s: float) -> tuple[StepBatch, list[Flight], StepFigures]:
         """The planned step for the runner, whose tokens it samples, and its figures."""

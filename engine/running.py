@@ -51,8 +51,8 @@ class RunningEngine:
     def submit(self, request: GenerationRequest, sink: Sink, arrived_s: float | None = None) -> int:
         return self._intake.submit(request, sink, arrived_s)
 
-    def cancel(self, request_id: int) -> None:
-        self._intake.cancel(request_id)
+    def cancel(self, request_id: int, why: FinishReason = FinishReason.CANCELLED) -> None:
+        self._intake.cancel(request_id, why)
 
     def observe_with(self, observer: Observer) -> None:
         self._loop.observer = self._intake.observer = self._desk.observer = observer

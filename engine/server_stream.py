@@ -62,11 +62,11 @@ class Answer:
         )
         self._id = engine.submit(request, self._hear, arrived_s)
 
-    def close(self) -> None:
+    def close(self, why: FinishReason = FinishReason.CANCELLED) -> None:
         """Nothing more is wanted; the engine frees what it holds."""
         if not self._ended:
             self._ended = True
-            self._engine.cancel(self._id)
+            self._engine.cancel(self._id, why)
 
     def leave(self) -> None:
         """The client has gone: ``pieces`` ends without another piece."""
@@ -104,7 +104,7 @@ class Answer:
         if self._stops.hit is not None:
             finished = FinishReason.STOP
             if event.finished is None:
-                self.close()
+                self.close(FinishReason.STOP)
         self._ended = self._ended or finished is not None
         return Piece(text, event.token_ids, finished)
 

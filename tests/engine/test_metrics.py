@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine import metrics_names as names
 from engine.fake import FakeRunner, ManualClock
-from engine.interface import GenerationRequest, RejectReason, TooLong
+from engine.interface import FinishReason, GenerationRequest, RejectReason, TooLong
 from engine.metrics import Metrics
 from engine.metrics_series import Histogram
 from engine.options import EngineOptions
@@ -215,3 +215,14 @@ def test_histogram_puts_a_value_on_a_bound_below_it() -> None:
     histogram.add((0.5, 1.0, 1.5, 2.0, 9.0))
     assert histogram.buckets() == [("1", 2), ("2", 4), ("+Inf", 5)]
     assert (histogram.count, histogram.total) == (5, 14.0)
+
+
+def test_an_answer_ended_for_its_reader_counts_as_finished() -> None:
+    bench = Bench()
+    number = bench.submit(list(range(20)), 50)
+    bench.engine.step()
+    bench.engine.cancel(number, FinishReason.STOP)
+    bench.engine.step()
+    assert bench.one("rooftune_requests_ended_total", reason="stop") == 1
+    assert bench.one("rooftune_requests_ended_total", reason="cancelled") == 0
+    assert bench.engine.requests_after(-1).ended == ("finished",)
