@@ -45,13 +45,23 @@ def test_policies_are_named_in_plain_words_on_every_first_screen() -> None:
     made = _with_policies()
     said = extras(made)
     assert len(said) == 3
-    assert all("without Rooftune's hook does not have this" in sentence for sentence in said)
+    assert sum("A vLLM without Rooftune's hook does not have this" in sentence for sentence in said) == 2
+    assert sum("A vLLM from 0.27 on does not have this" in sentence for sentence in said) == 1
     for text in (html_page(made), markdown_page(made), summary(made)):
         text = " ".join(text.replace("\xa0", " ").split())
         assert "the prompt with the fewest tokens left is read first" in text
         assert "who has waited 5 s goes first" in text
         assert "at most 256 tokens" in text
         assert "at most 2 prompts are half-read" in text
+
+
+def test_the_title_names_two_knobs_and_counts_the_rest() -> None:
+    assert headline(_with_policies()).title == (
+        "Set token budget to 704 tokens, chunk cap to 128 tokens and 3 more knobs"
+    )
+    assert headline(record()).title == "Set token budget to 704 tokens and chunk cap to 128 tokens"
+    none = record(verdict="infeasible", best=trial("search", 512, feasible=False))
+    assert headline(none).title.endswith("nearest: token budget 512 tokens")
 
 
 def test_a_stock_setting_has_nothing_new() -> None:

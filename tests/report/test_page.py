@@ -135,7 +135,9 @@ def test_flags_before_are_what_stock_vllm_is_started_with() -> None:
 def test_policies_are_not_passed_off_as_flags() -> None:
     setting = {"step_tokens": 704, "order_policy": 1, "budget_policy": 2, "max_partial_prefills": 2}
     made = record(best=trial("search", 704, setting=setting))
-    assert len(vllm_flags(made, made.best).notes) == 3
+    notes = vllm_flags(made, made.best).notes
+    assert len(notes) == 2
+    assert "the budget policy and the order policy" in notes[1] and "--max-num-partial-prefills 2" in notes[0]
 
 
 def test_random_search_that_never_ends_is_drawn_and_named_so() -> None:

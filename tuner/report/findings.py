@@ -5,7 +5,7 @@ from tuner.report import words
 
 # Fewer requests at a time than this, each prompt within one step: hardly a step is ever shared, so no budget matters.
 FEW_RUNNING = 2.0
-SMALL_GAIN = 0.02
+SMALL_GAIN = 0.05
 
 
 def little_to_gain(record: RunRecord) -> bool:
@@ -26,6 +26,10 @@ def first_words(record: RunRecord) -> str:
     )
 
 
+_STOCK = "A vLLM without Rooftune's hook does not have this."
+_NEWER = "A vLLM from 0.27 on does not have this without Rooftune's hook."
+
+
 def extras(record: RunRecord) -> tuple[str, ...]:
     """What each further knob of the setting does, and that a stock vLLM does not have it."""
     s = record.best.setting
@@ -37,28 +41,29 @@ def extras(record: RunRecord) -> tuple[str, ...]:
             2: "the shortest of the prompts that can still meet their target is read first, the others last",
         }[int(s["order_policy"])]
         wait = words.seconds(float(s.get("aging_s", 10.0)))
-        found.append(f"Order policy {name}: {how}; who has waited {wait} goes first whatever its length.")
+        found.append(f"Order policy {name}: {how}; who has waited {wait} goes first whatever its length. {_STOCK}")
     if s.get("budget_policy") == 1:
         target = words.seconds(float(s.get("budget_target_s", 0.0)))
         found.append(
             f"Budget policy step-time target: each step takes as many tokens as should fit into {target}, never more "
-            "than the budget."
+            f"than the budget. {_STOCK}"
         )
     if s.get("budget_policy") == 2:
         found.append(
             f"Budget policy pressure: while {s.get('pressure_prefills', 2):g} or more prompts are read and an answer "
-            f"is being written, a step takes at most {words.tokens(s.get('pressure_tokens', 0))}."
+            f"is being written, a step takes at most {words.tokens(s.get('pressure_tokens', 0))}. {_STOCK}"
         )
     if s.get("max_partial_prefills"):
-        found.append(f"Partial-prefill cap: at most {s['max_partial_prefills']:g} prompts are half-read at a time.")
+        found.append(
+            f"Partial-prefill cap: at most {s['max_partial_prefills']:g} prompts are half-read at a time. {_NEWER}"
+        )
     if s.get("max_long_partial_prefills"):
         length = words.tokens(s.get("long_prompt_tokens", 0))
         found.append(
             f"Long partial-prefill cap: of the prompts from {length} on at most {s['max_long_partial_prefills']:g} are "
-            "half-read at a time."
+            f"half-read at a time. {_NEWER}"
         )
-    stock = "A vLLM without Rooftune's hook does not have this."
-    return tuple(f"{sentence} {stock}" for sentence in found)
+    return tuple(found)
 
 
 def target_floor_s(record: RunRecord, index: int) -> float | None:

@@ -45,9 +45,9 @@ def vllm_flags(record: RunRecord, trial: TrialPart) -> Flags:
     for name, flag in _OLD_CAPS.items():
         if s.get(name):
             notes.append(f"{flag} {s[name]:g} exists in vLLM 0.12 and 0.20 only; later versions need Rooftune's hook.")
-    for name, what in _NEEDS_HOOK.items():
-        if s.get(name):
-            notes.append(f"vLLM has no flag for {what}: it needs Rooftune's hook.")
+    hooked = [what for name, what in _NEEDS_HOOK.items() if s.get(name)]
+    if hooked:
+        notes.append(f"No flag of vLLM sets {' and '.join(hooked)}: Rooftune's hook does, live.")
     return Flags(tuple(lines), tuple(notes))
 
 

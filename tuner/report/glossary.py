@@ -15,6 +15,18 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
         "chunk cap",
         "The most prompt tokens of one request in one step. It keeps one long prompt from filling every step.",
     ),
+    (
+        "budget policy, order policy",
+        "A budget policy decides for each step how much of the budget it uses; fixed uses all of it. An order policy "
+        "decides whose prompt is read first; first come, first served is what engines do. The aging bound is how long "
+        "anybody can be passed over.",
+    ),
+    ("partial-prefill cap", "The most prompts that may be half-read at a time; others wait until one is read."),
+    (
+        "hook",
+        "Rooftune's plugin inside vLLM. It changes knobs while the server runs, brings the policies that vLLM does not "
+        "have, and goes back to the flags of the start by itself when nobody renews a change.",
+    ),
     ("prefill, decode", "Prefill is reading a prompt; decode is writing the answer, one token per step and request."),
     (
         "floor, slope, knee",

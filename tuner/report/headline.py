@@ -109,13 +109,17 @@ def _plain_title(record: RunRecord) -> str:
     if record.verdict == "keep":
         return "Change nothing: the setting in force is within noise of the best"
     # The title names what is set; what only belongs to a policy stands in the sentences below it.
-    moved = [row for row in changes(record) if row[0] in _IN_TITLE]
+    moved = [f"{knob}{_TO[record.verdict]}{new}" for knob, _, new in changes(record) if knob in _IN_TITLE]
+    if len(moved) > MOST_IN_TITLE:
+        moved = [*moved[: MOST_IN_TITLE - 1], f"{len(moved) - MOST_IN_TITLE + 1} more knobs"]
+    listed = " and ".join([", ".join(moved[:-1]), *moved[-1:]]) if len(moved) > 1 else "".join(moved)
     if record.verdict == "infeasible":
-        nearest = " and ".join(f"{knob} {new}" for knob, _, new in moved) or "the setting in force"
-        return f"Nothing meets every target on this traffic; nearest: {nearest}"
-    return "Set " + " and ".join(f"{knob} to {new}" for knob, _, new in moved) if moved else "Change nothing"
+        return f"Nothing meets every target on this traffic; nearest: {listed or 'the setting in force'}"
+    return f"Set {listed}" if moved else "Change nothing"
 
 
+MOST_IN_TITLE = 3
+_TO = {"change": " to ", "keep": " ", "infeasible": " "}
 _IN_TITLE = tuple(
     KNOB_WORDS[name]
     for name in (
