@@ -52,6 +52,7 @@ check: lint types fast-tests
 
 bench: $(VENV)/.dev
 	$(BIN)/rooftune bench
+	$(BIN)/python -m tuner.bench.truth docs/truth.md
 
 # --- parts of `make test` ----------------------------------------------------------------------
 

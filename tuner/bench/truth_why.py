@@ -1,0 +1,17 @@
+"""Bench ``why``: the figures behind decisions 010, 011 and 012 that the other benches do not print.
+
+What is lost when a mechanism is taken away, which form of the step model errs by how much, what a machine's drift does.
+"""
+
+from collections.abc import Iterator
+
+from policies.commands import Figure
+from tuner.bench.truth_why_rtx4090 import why_rtx4090
+from tuner.bench.truth_why_sweep import why_sweep
+
+
+def bench(short: bool) -> Iterator[Figure]:
+    """All of it; short: the RTX 4090's part only, which takes seconds."""
+    yield from why_rtx4090()
+    if not short:
+        yield from why_sweep()
