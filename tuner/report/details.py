@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from policies.request import Setting
+from policies.request import IntArray, Setting
 from policies.slo import Slo, good
 from policies.step_time import StepCost, StepModel, chunk_attention_work, knee_tokens, priced, step_cost
 from tuner.record import BARS, BarsPart, CurvePart, FeasiblePart, TimelinePart, plain
@@ -56,9 +56,27 @@ def curve_part(found: Recommendation, model: StepModel | StepCost) -> CurvePart:
     )
 
 
+def _cuts(steps: Steps) -> IntArray:
+    """First step of each bar, and the end. Steps that read prompts and steps that do not share a bar only when there
+    are more runs of one kind than bars, so that a tall step is not drawn as several low ones.
+    """
+    total = len(steps)
+    changes = np.flatnonzero(np.diff((steps.prefill_tokens > 0).astype(np.int64))) + 1
+    ends = np.concatenate([changes, [total]])
+    runs = np.diff(ends, prepend=0)
+    if len(runs) > BARS:
+        return np.linspace(0, total, BARS + 1).round().astype(np.int64)
+    pieces = np.minimum(runs, 1 + runs * (BARS - len(runs)) // total)
+    parts = [
+        np.linspace(end - run, end, piece + 1)[:-1].round().astype(np.int64)
+        for end, run, piece in zip(ends.tolist(), runs.tolist(), pieces.tolist(), strict=True)
+    ]
+    return np.concatenate([*parts, [total]])
+
+
 def bars_of(steps: Steps) -> BarsPart:
-    """At most BARS bars of about equally many steps each."""
-    cuts = np.unique(np.linspace(0, len(steps), min(BARS, len(steps)) + 1).round().astype(np.int64))
+    """At most BARS bars; a long run of steps of one kind gets bars of about equally many steps."""
+    cuts = _cuts(steps)
     firsts, counts = cuts[:-1], np.diff(cuts)
 
     def each(values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> tuple[float, ...]:

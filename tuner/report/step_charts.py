@@ -136,7 +136,7 @@ def _timeline(record: RunRecord, line: TimelinePart, bars: BarsPart, word: str, 
 def _timeline_caption(line: TimelinePart, bars: BarsPart, style: str) -> str:
     steps = sum(bars.steps)
     bad = line.bad_best if style == "best" else line.bad_current
-    merged = f" A bar is about {round(steps / len(bars.steps))} steps." if steps > len(bars.steps) else ""
+    merged = f" A bar is up to {max(bars.steps)} neighbouring steps." if steps > len(bars.steps) else ""
     part = "" if line.length_s == line.minute_s else f", its worst {words.seconds(line.length_s)} shown"
     text = (
         f"Simulated: the minute from {words.seconds(line.minute_start_s)} on{part}. Of {words.count(line.requests)} "
