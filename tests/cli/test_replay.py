@@ -192,6 +192,21 @@ def test_a_preset_small_and_fast(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert values["verdicts"][0]["failed"] == 0 and "requests" not in values
 
 
+def test_a_server_that_stops_early_and_requests_too_long_for_it_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def one_token(one: Asked, writer: asyncio.StreamWriter) -> None:
+        await begin(writer)
+        writer.write(token("stop") + DONE)
+
+    path = traffic(tmp_path / "t.csv", [(0.0, 5, 3), (0.0, 5000, 1)])
+    with stub_server(one_token) as stub:
+        assert replay("--url", stub.url, "--traffic", path, "--out", tmp_path / "r.json") == 0
+    assert read_result(tmp_path / "r.json").client.short_answers == 1
+    shown = capsys.readouterr()
+    assert "1 answers were shorter" in shown.out and "1 of 2 requests are longer than the model's 4,096" in shown.err
+
+
 def test_without_a_model_list_the_name_must_be_given(
     small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -168,7 +168,7 @@ def test_a_server_that_does_not_let_in_or_is_not_ready(status: int, error: type[
 
 
 def test_addresses() -> None:
-    for text in ("http://h:1", "http://h:1/", "http://h:1/v1", " http://h:1/v1/ "):
+    for text in ("http://h:1", "http://h:1/", "http://h:1/v1", " http://h:1/v1/ ", "http://h:1/tuning/v1"):
         assert base_url(text, "--url") == "http://h:1"
     for text in ("h:1", "ftp://h", "http://", "http://h:x", "http://u:p@h", "http://h?a=1", "http://h a"):
         with pytest.raises(InputError, match="--url"):

@@ -37,6 +37,19 @@ def test_rows_of_others_are_told_apart_by_tokens_time_and_end() -> None:
     assert aborted.missing == 1 and aborted.lost == 5 and aborted.requests == ()
 
 
+def test_a_failed_request_of_the_same_shape_keeps_its_row() -> None:
+    rows = [row(0, sent_s=10.0, failure="timeout"), row(1, sent_s=10.3), row(2, sent_s=10.3)]
+    page = columns([(1, 1010.001, 10, 3, 1010.8), (2, 1010.301, 10, 3, 1011.0), (3, 1010.302, 10, 3, 1011.1)])
+    part = match([page], rows, OFFSET_S)
+    assert [(one.index, one.sequence) for one in part.requests] == [(1, 2), (2, 3)] and part.others == 1
+
+
+def test_as_many_rows_as_requests_are_paired_in_order_however_near() -> None:
+    rows = [row(0, sent_s=10.0), row(1, sent_s=10.0)]
+    page = columns([(1, 1009.999, 10, 3, 1010.8), (2, 1010.0, 10, 3, 1010.8)])
+    assert [one.sequence for one in match([page], rows, OFFSET_S).requests] == [1, 2]
+
+
 def test_a_row_that_ended_after_we_read_its_end_is_not_ours() -> None:
     part = match([columns([(3, 1010.0, 10, 3, 1019.0)])], [row(0, sent_s=10.0)], OFFSET_S)
     assert part.missing == 1

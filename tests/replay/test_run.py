@@ -37,7 +37,7 @@ def test_a_slow_answer_delays_nobody() -> None:
         sent.append((flight.index, content))
         if flight.index == 19:
             last.set()
-        await last.wait()
+        await asyncio.wait_for(last.wait(), 30)  # a loop that waits for answers fails here
         flight.ended, flight.failure = True, None
 
     flights, told = run([0.01 * at for at in range(20)], ask)

@@ -29,8 +29,8 @@ class Model:
 
 
 def base_url(text: str, what: str) -> str:
-    """``http://host:8000`` of that, with or without a slash or /v1 at its end. Raises InputError."""
-    url = text.strip().rstrip("/").removesuffix("/v1")
+    """``http://host:8000`` of that, with or without a slash, /v1 or /tuning/v1 at its end. Raises InputError."""
+    url = text.strip().rstrip("/").removesuffix("/v1").removesuffix("/tuning")
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

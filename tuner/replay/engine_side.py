@@ -1,7 +1,7 @@
 """The engine's own times of our requests, read from the tuning protocol while and after they run."""
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 import httpx
@@ -78,8 +78,8 @@ class EngineReader:
 def match(pages: Sequence[RequestColumns], rows: Sequence[RequestPart], offset_s: float) -> EnginePart:
     """Find each request that the client saw finish among the engine's rows: by prompt and output tokens and by time.
 
-    The protocol names no request of a client, so of several with equal counts the first in time is taken; where that
-    is wrong, two requests of one shape and nearly one arrival have changed places. offset_s: engine's minus ours.
+    The protocol names no request of a client, so several with equal counts are paired in the order of time; where
+    that is wrong, two requests of one shape and nearly one arrival have changed places. offset_s: engine's minus ours.
     """
     bounds = pages[-1].gap_bounds_s if pages else ()
     waiting: dict[tuple[int, int], list[EngineRequestPart]] = defaultdict(list)
@@ -93,13 +93,14 @@ def match(pages: Sequence[RequestColumns], rows: Sequence[RequestPart], offset_s
     for group in waiting.values():
         group.sort(key=lambda one: (one.arrival_s, one.sequence), reverse=True)  # the earliest is popped first
     matched: list[EngineRequestPart] = []
-    finished = [row for row in rows if row.failure is None]
-    for row in sorted(finished, key=lambda one: (one.sent_s, one.index)):
-        group = waiting[row.prompt_tokens, row.output_tokens]
-        while group and group[-1].arrival_s - offset_s < row.sent_s - SLACK_S:
-            group.pop()
-        if group and row.finish_s is not None and group[-1].finish_s - offset_s <= row.finish_s + SLACK_S:
-            matched.append(group.pop().model_copy(update={"index": row.index}))
+    finished = sorted((row for row in rows if row.failure is None), key=lambda one: (one.sent_s, one.index))
+    left = Counter((row.prompt_tokens, row.output_tokens) for row in finished)
+    for row in finished:
+        shape = row.prompt_tokens, row.output_tokens
+        one = _take(waiting[shape], row, left[shape], offset_s)
+        left[shape] -= 1
+        if one is not None:
+            matched.append(one.model_copy(update={"index": row.index}))
     return EnginePart(
         clock_offset_s=offset_s,
         gap_bounds_s=bounds,
@@ -108,6 +109,22 @@ def match(pages: Sequence[RequestColumns], rows: Sequence[RequestPart], offset_s
         others=found - len(matched),
         requests=tuple(sorted(matched, key=lambda one: one.index)),
     )
+
+
+def _take(group: list[EngineRequestPart], row: RequestPart, left: int, offset_s: float) -> EngineRequestPart | None:
+    """The row of ``group`` (the earliest last) that is this request's, taken out; left: requests for the group."""
+
+    def apart_s(one: EngineRequestPart) -> float:
+        return one.arrival_s - offset_s - row.sent_s
+
+    while group and apart_s(group[-1]) < -SLACK_S:
+        group.pop()
+    # With more rows than requests some are not ours: one of a request that failed at the client, or of another client.
+    while len(group) > left and abs(apart_s(group[-2 if len(group) > 1 else -1])) < abs(apart_s(group[-1])):
+        group.pop()
+    if group and row.finish_s is not None and group[-1].finish_s - offset_s <= row.finish_s + SLACK_S:
+        return group.pop()
+    return None
 
 
 def _row(page: RequestColumns, at: int, sequence: int) -> EngineRequestPart | None:

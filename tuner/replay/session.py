@@ -1,6 +1,7 @@
 """One replay from beginning to end: look at the server, make the prompts, send, ask the engine, give the rows."""
 
 import asyncio
+import resource
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -63,7 +64,9 @@ async def replay(job: Job, progress: Callable[[int], None], say: Callable[[str],
             raise InputError(f"{job.url} does not say what it serves; give the name with --model")
         vocab_tokens = job.vocab_tokens or served.vocab_tokens or DEFAULT_VOCAB_TOKENS
         _warn_too_long(job.traffic, served.max_tokens, say)
+        say(f"{len(job.traffic):,} prompts of {int(job.traffic.prompt_tokens.sum()):,} tokens are being made")
         bodies = _bodies(job, model, vocab_tokens)
+        _allow_many_connections()
         planned_s = job.traffic.arrival_s - job.traffic.arrival_s[0]
         zero_s = time.monotonic()
 
@@ -101,6 +104,14 @@ def _row(traffic: Traffic, flight: Flight) -> RequestPart:
     at = flight.index
     tenant = traffic.tenant_names[int(traffic.tenant[at])]
     return flight.row(tenant, int(traffic.prompt_tokens[at]), int(traffic.output_tokens[at]))
+
+
+def _allow_many_connections() -> None:
+    """One socket a request under way; the usual soft limit of 1,024 files would look like a server that refuses."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _warn_too_long(traffic: Traffic, max_tokens: int | None, say: Callable[[str], None]) -> None:
