@@ -11,15 +11,18 @@ import numpy as np
 
 from policies.commands import Figure
 from policies.request import FloatArray
+from policies.step_time import chunk_attention_work
+from policies.step_time import step_cost as time_of
 from tuner.bench.rtx5090_data import ADAPTIVE, Load, Served, read_runs
 from tuner.bench.rtx5090_judge import Cell, cells_of, flip_rate, signs
-from tuner.bench.rtx5090_twin import CEILING, PRESSURE_TOKENS, Coefficients, fit, replay
+from tuner.bench.rtx5090_twin import CEILING, PRESSURE_TOKENS, Coefficients, fit, replay, step_cost
 
 FITTED_BUDGETS = (512, 2048, 16384)
 LARGE, SMALL = CEILING, PRESSURE_TOKENS
 FLIPPING = ("avg_tpot", "p95_tpot", "avg_latency", "p95_latency")
 NEAR = 0.05
 COMMON_LENGTHS = (25000, 32)
+CHUNK = 512
 # Rank correlations need more than two budgets.
 FEWEST_RANKED = 3
 
@@ -171,3 +174,13 @@ def _coefficients(learned: dict[str, Coefficients]) -> Iterator[Figure]:
     for model, one in learned.items():
         for name, value in one._asdict().items():
             yield Figure(f"{model}_{name}", value, "s")
+        alone_s, beside_s = (chunk_time(model, one, decodes) for decodes in (0, 1))
+        yield Figure(f"{model}_chunk_beside_a_decode_s", beside_s, "s, against the chunk alone", alone_s)
+
+
+def chunk_time(model: str, one: Coefficients, decodes: int) -> float:
+    """Seconds of a step with a chunk of CHUNK tokens half-way through a prompt, and decodes behind such a prompt."""
+    prompt = COMMON_LENGTHS[0]
+    work = chunk_attention_work(CHUNK, prompt / 2)
+    cost = step_cost(model, one)
+    return time_of(cost, CHUNK, 1 + decodes, decodes, float(decodes * prompt), prompt / 2, work)
