@@ -50,6 +50,12 @@ def test_as_many_rows_as_requests_are_paired_in_order_however_near() -> None:
     assert [one.sequence for one in match([page], rows, OFFSET_S).requests] == [1, 2]
 
 
+def test_requests_that_reached_the_engine_in_another_order_find_their_rows() -> None:
+    rows = [row(0, sent_s=10.0, ttft_s=0.5), row(1, sent_s=10.1, ttft_s=5.0)]
+    page = columns([(1, 1010.2, 10, 3, 1015.3), (2, 1010.3, 10, 3, 1010.7)])
+    assert [(one.index, one.sequence) for one in match([page], rows, OFFSET_S).requests] == [(0, 2), (1, 1)]
+
+
 def test_a_row_that_ended_after_we_read_its_end_is_not_ours() -> None:
     part = match([columns([(3, 1010.0, 10, 3, 1019.0)])], [row(0, sent_s=10.0)], OFFSET_S)
     assert part.missing == 1

@@ -3,7 +3,8 @@
 import asyncio
 import json
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -17,6 +18,7 @@ CONNECT_S = 10.0
 _MOST_ERROR_BYTES = 65_536
 # Servers close idle connections after some seconds; one that is reused later than this might be closing already.
 _KEEP_S = 2.0
+_POOLS = 32
 
 
 @dataclass(frozen=True)
@@ -43,13 +45,21 @@ def base_url(text: str, what: str) -> str:
     return url
 
 
-def open_client(key: str | None) -> httpx.AsyncClient:
+def open_client(key: str | None, tls: ssl.SSLContext | bool = True) -> httpx.AsyncClient:
     """A client that queues nothing: as many connections as requests are under way. No proxy, no redirect."""
     headers = {"accept-encoding": "identity"} | ({} if key is None else {"authorization": f"Bearer {key}"})
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_KEEP_S)
-    return httpx.AsyncClient(
-        headers=headers, limits=limits, timeout=httpx.Timeout(None, connect=CONNECT_S), trust_env=False
-    )
+    timeout = httpx.Timeout(None, connect=CONNECT_S)
+    return httpx.AsyncClient(headers=headers, limits=limits, timeout=timeout, trust_env=False, verify=tls)
+
+
+@asynccontextmanager
+async def open_clients(key: str | None) -> AsyncIterator[tuple[httpx.AsyncClient, ...]]:
+    """Several clients to take in turn: the pool of one looks at all its connections whenever a request begins or ends,
+    which with hundreds of streams is most of what a client computes."""
+    tls = httpx.create_ssl_context()
+    async with AsyncExitStack() as stack:
+        yield tuple([await stack.enter_async_context(open_client(key, tls)) for _ in range(_POOLS)])
 
 
 async def get(http: httpx.AsyncClient, url: str, remedy_401: str) -> httpx.Response:

@@ -16,6 +16,7 @@ READ_EVERY_S = 15.0
 # end, both within this much: what reading two clocks over a network and a busy client may be off.
 SLACK_S = 1.0
 _LAST_READS = 8
+_LOOK_AHEAD = 64
 _BETWEEN_S = 0.25
 
 
@@ -122,8 +123,10 @@ def _take(group: list[EngineRequestPart], row: RequestPart, left: int, offset_s:
     # With more rows than requests some are not ours: one of a request that failed at the client, or of another client.
     while len(group) > left and abs(apart_s(group[-2 if len(group) > 1 else -1])) < abs(apart_s(group[-1])):
         group.pop()
-    if group and row.finish_s is not None and group[-1].finish_s - offset_s <= row.finish_s + SLACK_S:
-        return group.pop()
+    # A starved client may reach the engine out of order, so the next ones are looked at as well.
+    for at in range(len(group) - 1, max(len(group) - 1 - _LOOK_AHEAD, -1), -1):
+        if row.finish_s is not None and group[at].finish_s - offset_s <= row.finish_s + SLACK_S:
+            return group.pop(at)
     return None
 
 

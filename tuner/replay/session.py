@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 
 from policies.errors import InputError, RooftuneError
-from tuner.replay.client import ask, body, open_client, served_model
+from tuner.replay.client import ask, body, open_client, open_clients, served_model
 from tuner.replay.engine_side import EngineReader
 from tuner.replay.flight import Flight
 from tuner.replay.prompts import DEFAULT_VOCAB_TOKENS, PromptMaker
@@ -57,8 +57,8 @@ class Measured:
 
 async def replay(job: Job, progress: Callable[[int], None], say: Callable[[str], None]) -> Measured:
     """Raises UnreachableError before the first request when nobody answers; RefusedError for a wrong key."""
-    async with open_client(job.api_key) as http, open_client(job.tuning_token) as tuning_http:
-        served = await served_model(http, job.url)
+    async with open_clients(job.api_key) as clients, open_client(job.tuning_token) as tuning_http:
+        served = await served_model(clients[0], job.url)
         model = job.model or served.name
         if model is None:
             raise InputError(f"{job.url} does not say what it serves; give the name with --model")
@@ -78,6 +78,7 @@ async def replay(job: Job, progress: Callable[[int], None], say: Callable[[str],
             stop = asyncio.Event()
 
             async def send(flight: Flight, content: bytes) -> None:
+                http = clients[flight.index % len(clients)]
                 await ask(http, job.url, content, flight, since_start, job.limit_s)
 
             with _stop_on_signals(stop):
