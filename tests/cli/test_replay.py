@@ -186,10 +186,16 @@ def test_the_key_goes_to_the_server_and_not_into_the_file(small: Path, tmp_path:
 def test_a_preset_small_and_fast(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with stub_server() as stub:
         words = ("--preset", "real-ratio", "--rate", 20, "--span", "1s", "--rate-scale", 4, "--length-scale", 0.001)
-        assert replay("--url", stub.url, *words, "--json", "--quiet", "--seed", 3) == 0
+        assert replay("--url", stub.url, *words, "--json", "--quiet") == 0
     values = json.loads(capsys.readouterr().out)
     assert values["traffic"]["requests"] == len(stub.asked) > 5 and values["traffic"]["span_s"] < 0.3
     assert values["verdicts"][0]["failed"] == 0 and "requests" not in values
+    # Another run sends the same arrivals and lengths, so that two settings can be compared, with other content.
+    first = sorted(one.body["prompt"] for one in stub.asked)
+    with stub_server() as stub:
+        assert replay("--url", stub.url, *words, "--json", "--quiet") == 0
+    second = sorted(one.body["prompt"] for one in stub.asked)
+    assert sorted(map(len, first)) == sorted(map(len, second)) and first != second
 
 
 def test_a_server_that_stops_early_and_requests_too_long_for_it_are_told(
@@ -225,6 +231,7 @@ BAD = [
     (["--preset", "nothing"], "real-ratio"),
     (["--preset", "real-ratio", "--window", "1s:2s"], "--window"),
     (["--traffic", "x", "--rate", "3"], "--rate"),
+    (["--traffic", "x", "--preset-seed", "3"], "--preset-seed"),
     (["--preset", "real-ratio", "--vocab", "5"], "--vocab"),
     (["--preset", "real-ratio", "--timeout", "0s"], "--timeout"),
     (["--preset", "real-ratio", "--length-scale", "-1"], "--length-scale"),

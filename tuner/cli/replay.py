@@ -61,9 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     made.add_argument("--preset", metavar="NAME", help=", ".join(PRESETS))
     made.add_argument("--rate", metavar="RPS", help="preset: requests per second (default 1)")
     made.add_argument("--span", metavar="TIME", help="preset: how long (default 60s)")
+    made.add_argument("--preset-seed", metavar="N", help="preset: same seed, same arrivals and lengths (default 0)")
     made.add_argument("--length-scale", metavar="X", help="all lengths times X, for a small model (default 1)")
     add_target_flags(parser)
-    parser.add_argument("--seed", metavar="N", help="of the prompts' content and a preset (default: a new one)")
+    parser.add_argument("--seed", metavar="N", help="of the prompts' content (default: a new one each time)")
     parser.add_argument("--out", metavar="FILE", help="write every request, gap and figure to it (JSON)")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object and nothing else")
     parser.add_argument("--quiet", action="store_true", help="no progress")
@@ -101,7 +102,7 @@ def _job(args: argparse.Namespace, seed: int) -> tuple[Job, tuple[str, ...]]:
     limit_s = parse_duration(args.timeout, "--timeout")
     api_key = _secret(args.api_key_file, "--api-key-file")
     token = _secret(args.tuning_token_file, "--tuning-token-file")
-    traffic, changes = _traffic(args, seed)
+    traffic, changes = _traffic(args)
     if args.length_scale is not None:
         factor = parse_positive(args.length_scale, "--length-scale")
         traffic = scale_lengths(traffic, factor)
@@ -110,18 +111,19 @@ def _job(args: argparse.Namespace, seed: int) -> tuple[Job, tuple[str, ...]]:
     return job, changes
 
 
-def _traffic(args: argparse.Namespace, seed: int) -> tuple[Traffic, tuple[str, ...]]:
+def _traffic(args: argparse.Namespace) -> tuple[Traffic, tuple[str, ...]]:
     if (args.traffic is None) == (args.preset is None):
         raise InputError("give the traffic with --traffic FILE or with --preset NAME, one of the two")
-    owned, owner = (("rate", "span"), "--preset") if args.preset is None else (_FILE_ONLY, "--traffic")
+    owned, owner = (("rate", "span", "preset_seed"), "--preset") if args.preset is None else (_FILE_ONLY, "--traffic")
     for name in owned:
         if getattr(args, name):
-            raise InputError(f"--{name} belongs to {owner}; drop it")
+            raise InputError(f"--{name.replace('_', '-')} belongs to {owner}; drop it")
     if args.preset is None:
         return read_traffic(args)
     rate_rps = 1.0 if args.rate is None else parse_rate(args.rate)
     factor = 1.0 if args.rate_scale is None else parse_rate_scale(args.rate_scale)
     span_s = parse_duration(args.span or "60s", "--span")
+    seed = parse_count(args.preset_seed or "0", "--preset-seed", low=0, high=MAX_SEED)
     made = preset_traffic(args.preset, rate_rps, span_s, seed)
     changes = () if factor == 1.0 else (f"arrivals {factor:g} times as fast",)
     return replace(scale_rate(made, factor), name=made.name), changes

@@ -21,12 +21,12 @@ _BETWEEN_S = 0.25
 
 
 class EngineReader:
-    """Collects the rows of requests that end from ``begin`` on."""
+    """Collects the rows of requests that end from ``begin`` on. now_s: this side's clock, whatever its zero."""
 
-    def __init__(self, http: httpx.AsyncClient, base: str, since_start: Callable[[], float]) -> None:
+    def __init__(self, http: httpx.AsyncClient, base: str, now_s: Callable[[], float]) -> None:
         self._http = http
         self._url = f"{base}/tuning/v1/requests"
-        self._since_start = since_start
+        self._now_s = now_s
         self._after = -1
         self._boot_id: str | None = None
         self._best_trip_s = float("inf")
@@ -53,9 +53,9 @@ class EngineReader:
             await asyncio.sleep(_BETWEEN_S)
 
     async def _read(self) -> None:
-        asked_s = self._since_start()
+        asked_s = self._now_s()
         response = await get(self._http, f"{self._url}?after={self._after}", "give its token with --tuning-token-file")
-        answered_s = self._since_start()
+        answered_s = self._now_s()
         if response.status_code != 200:
             raise InputError(
                 f"{self._url} answers {response.status_code}: no tuning protocol there; "
@@ -71,9 +71,9 @@ class EngineReader:
             self._best_trip_s = answered_s - asked_s
             self._offset_s = page.now_s - (asked_s + answered_s) / 2
 
-    def part(self, rows: Sequence[RequestPart]) -> EnginePart:
-        """The rows of our requests."""
-        return match(self.pages, rows, self._offset_s)
+    def part(self, rows: Sequence[RequestPart], zero_s: float) -> EnginePart:
+        """The rows of our requests, whose times count from ``zero_s`` on this side's clock."""
+        return match(self.pages, rows, self._offset_s + zero_s)
 
 
 def match(pages: Sequence[RequestColumns], rows: Sequence[RequestPart], offset_s: float) -> EnginePart:

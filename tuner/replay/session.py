@@ -68,13 +68,12 @@ async def replay(job: Job, progress: Callable[[int], None], say: Callable[[str],
         bodies = _bodies(job, model, vocab_tokens)
         _allow_many_connections()
         planned_s = job.traffic.arrival_s - job.traffic.arrival_s[0]
-        zero_s = time.monotonic()
+        async with _following(job, tuning_http) as reader:
+            zero_s = time.monotonic() + _LEAD_S
 
-        def since_start() -> float:
-            return time.monotonic() - zero_s
+            def since_start() -> float:
+                return time.monotonic() - zero_s
 
-        async with _following(job, tuning_http, since_start) as reader:
-            zero_s = time.monotonic() + _LEAD_S  # before it the clock is negative, and nothing is due
             stop = asyncio.Event()
 
             async def send(flight: Flight, content: bytes) -> None:
@@ -88,7 +87,7 @@ async def replay(job: Job, progress: Callable[[int], None], say: Callable[[str],
         if reader is not None:
             try:
                 await reader.end(sum(row.failure is None for row in rows))
-                engine = reader.part(rows)
+                engine = reader.part(rows, zero_s)
             except RooftuneError as error:  # what the client saw must not be lost with it
                 engine_error = str(error)
     unsent = len(job.traffic) - len(rows)
@@ -124,14 +123,12 @@ def _warn_too_long(traffic: Traffic, max_tokens: int | None, say: Callable[[str]
 
 
 @asynccontextmanager
-async def _following(
-    job: Job, http: httpx.AsyncClient, since_start: Callable[[], float]
-) -> AsyncIterator[EngineReader | None]:
+async def _following(job: Job, http: httpx.AsyncClient) -> AsyncIterator[EngineReader | None]:
     """The reader of the engine's rows, reading along; None when it was not asked for."""
     if job.tuning_url is None:
         yield None
         return
-    reader = EngineReader(http, job.tuning_url, since_start)
+    reader = EngineReader(http, job.tuning_url, time.monotonic)
     await reader.begin()
     task = asyncio.create_task(reader.follow())
     try:
