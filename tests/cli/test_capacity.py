@@ -46,6 +46,7 @@ def test_json_is_one_record_and_a_faster_file_carries_as_much(mix: Path, capsys:
     assert rates[0] == pytest.approx(rates[1], rel=0.021)
 
 
+@pytest.mark.slow
 def test_searches_when_no_setting_is_given(mix: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rooftune(*_words(mix, *TARGETS, "--trials", "8", "--json")) == 0
     said = capsys.readouterr()

@@ -28,6 +28,7 @@ def steps(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_steps_become_a_model_that_loads(steps: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "model.json"
     assert fit("--steps", steps, "--out", str(out)) == 0

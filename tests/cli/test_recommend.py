@@ -207,6 +207,7 @@ def test_an_engine_with_our_hook_has_more_knobs(mix: Path, capsys: pytest.Captur
     assert tried["rooftune"] > tried["vllm"] and "order_policy" in tried["rooftune"]
 
 
+@pytest.mark.slow
 def test_trials_are_kept_in_the_storage(mix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rooftune(*_words(mix, *TARGETS, "--storage", f"sqlite:///{tmp_path}/trials.db", "--quiet")) == 0
     with sqlite3.connect(tmp_path / "trials.db") as kept:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 CONFTEST = Path(__file__).resolve().parents[1] / "conftest.py"
 MARKERS = "[pytest]\nmarkers =\n    shared_data: needs data\n"
 

@@ -77,11 +77,12 @@ def compare(run: Run) -> set[str]:
 
 
 @given(SEEDS, st.integers(1, 16), st.integers(0, 3), st.booleans(), st.integers(0, 1))
-@settings(max_examples=25)
+@settings(max_examples=10)
 def test_engine_walk_and_twin_agree(seed: int, n: int, changes: int, scarce: bool, contents: int) -> None:
     compare(as_the_engine(make_run(picker(seed), n, changes, scarce), contents))
 
 
+@pytest.mark.slow
 def test_the_comparison_covers_what_it_should() -> None:
     seen: Counter[str] = Counter()
     for seed in range(100):

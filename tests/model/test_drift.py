@@ -24,6 +24,7 @@ def noise(kind: str, steps: int, seed: int) -> np.ndarray:
     return values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["normal", "heavy", "outliers", "neighbours"])
 @pytest.mark.parametrize("rate", [0.01, 0.002])
 def test_false_alarms_are_no_more_frequent_than_stated(kind: str, rate: float) -> None:

@@ -40,7 +40,7 @@ def run_watched(run: Run, monkeypatch: pytest.MonkeyPatch):
 def test_every_step_keeps_its_promises(monkeypatch: pytest.MonkeyPatch) -> None:
     total: Counter[str] = Counter()
 
-    @settings(max_examples=300)
+    @settings(max_examples=120)
     @given(runs())
     def check(run: Run) -> None:
         result, seen = run_watched(run, monkeypatch)

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.errors import InputError
@@ -32,7 +32,8 @@ def test_weighted_quantile_is_the_smallest_value_with_enough_weight_below(pairs,
     assert got == min(enough)
 
 
-@given(st.lists(st.floats(0, 1e6), min_size=300, max_size=2000), st.sampled_from([0.01, 0.5, 0.9, 0.99, 1.0]))
+@given(st.lists(st.floats(0, 1e6), min_size=300, max_size=900), st.sampled_from([0.01, 0.5, 0.9, 0.99, 1.0]))
+@settings(max_examples=30)
 def test_partitioning_agrees_with_a_full_sort(values, q):
     ordered = sorted(values)
     at = next(i for i in range(len(ordered)) if Fraction(i + 1) >= Fraction(str(q)) * len(ordered))

@@ -111,3 +111,11 @@ def test_a_client_that_is_late_or_starved_says_so() -> None:
     assert late.late_p50_s == pytest.approx(0.1) and len(late.bottleneck) == 1
     starved = client_part((row(0, gaps_s=(0.3, 0.0, 0.0)),))
     assert starved.shared_reads == pytest.approx(2 / 3) and len(starved.bottleneck) == 1
+
+
+def test_rounding_of_two_clocks_does_not_put_the_last_token_before_the_first() -> None:
+    told = engine_row(0, 101.3, ttft_s=0.1).model_copy(update={"finish_s": 101.3 + 0.1})
+    engine = engine_part([told]).model_copy(update={"clock_offset_s": 37.402})
+    assert (101.3 + 0.1) - 37.402 < (101.3 - 37.402) + 0.1  # what floats make of one instant on two clocks
+    outcomes = engine_outcomes(engine, ROWS[:1])
+    assert outcomes.finish_s[0] == outcomes.first_token_s[0]

@@ -155,6 +155,7 @@ def test_long_traffic_is_raced_on_windows_and_reported_on_everything(monkeypatch
     assert found.best.attainment >= whole.best.attainment - 0.01
 
 
+@pytest.mark.slow
 def test_more_knobs_find_more_where_the_order_of_prompts_matters() -> None:
     plain = run(DOCUMENTS, slo(2.0, 0.03), trials=60)
     joint = run(DOCUMENTS, slo(2.0, 0.03), trials=120, knobs=EVERYTHING)

@@ -66,6 +66,7 @@ def run(tree: Path, cache: Path) -> dict[str, object]:
     return answer
 
 
+@pytest.mark.slow
 def test_an_edit_of_a_helper_is_seen_although_the_cache_is_warm(tree: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     cold = run(tree, cache)
@@ -86,6 +87,7 @@ def test_an_edit_of_a_helper_is_seen_although_the_cache_is_warm(tree: Path, tmp_
     assert (back["twin"], back["hits"]) == (19, 1)
 
 
+@pytest.mark.slow
 def test_an_unwritable_cache_folder_only_costs_the_compilation(tree: Path, tmp_path: Path) -> None:
     blocked = tmp_path / "a file, not a folder"
     blocked.write_text("")

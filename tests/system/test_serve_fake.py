@@ -22,6 +22,7 @@ from tuner.cli.main import main
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "tuning-token-0123456789"
 POINTS = {"serve": EntryPoint("serve", "engine.cli:SERVE", COMMAND_GROUP)}
+pytestmark = pytest.mark.slow
 # This checkout's command, whether or not it is installed.
 MAIN = """
 import sys

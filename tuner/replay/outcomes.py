@@ -51,12 +51,13 @@ def engine_outcomes(engine: EnginePart, rows: Sequence[RequestPart]) -> Outcomes
     tenants = tuple(dict.fromkeys(row.tenant for row in kept)) or ("default",)
     none = [0] * len(engine.gap_bounds_s)
     arrival = [row.sent_s if one is None else one.arrival_s - engine.clock_offset_s for row, one in pairs]
+    first = _floats([NAN if one is None else at + one.ttft_s for at, (_, one) in zip(arrival, pairs, strict=True)])
+    finish = _floats([NAN if one is None else one.finish_s - engine.clock_offset_s for _, one in pairs])
     return Outcomes(
         arrival_s=_floats(arrival),
-        first_token_s=_floats(
-            [NAN if one is None else at + one.ttft_s for at, (_, one) in zip(arrival, pairs, strict=True)]
-        ),
-        finish_s=_floats([NAN if one is None else one.finish_s - engine.clock_offset_s for _, one in pairs]),
+        first_token_s=first,
+        # Both instants come from sums on two clocks: rounding must not let the last token precede the first.
+        finish_s=np.maximum(finish, first),
         scheduled_s=_floats(
             [NAN if one is None or one.scheduled_s is None else one.scheduled_s - engine.clock_offset_s
              for _, one in pairs]
