@@ -37,10 +37,11 @@ def run_watched(run: Run, monkeypatch: pytest.MonkeyPatch):
     return result, watch.seen
 
 
-def test_every_step_keeps_its_promises(monkeypatch: pytest.MonkeyPatch) -> None:
+def check_runs(monkeypatch: pytest.MonkeyPatch, examples: int) -> Counter[str]:
+    """Random runs, every step watched; how often each feature took effect."""
     total: Counter[str] = Counter()
 
-    @settings(max_examples=120)
+    @settings(max_examples=examples)
     @given(runs())
     def check(run: Run) -> None:
         result, seen = run_watched(run, monkeypatch)
@@ -70,5 +71,15 @@ def test_every_step_keeps_its_promises(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (tokens[finished & spared] <= due[finished & spared]).all()
 
     check()
+    return total
+
+
+def test_every_step_keeps_its_promises(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_runs(monkeypatch, 100)["chunk cap binds"] > 0
+
+
+@pytest.mark.slow
+def test_enough_runs_meet_every_feature(monkeypatch: pytest.MonkeyPatch) -> None:
+    total = check_runs(monkeypatch, 800)
     missing = {name: total[name] for name, least in FEATURES.items() if total[name] < least}
     assert not missing, f"too rare to count as tested: {missing}"
