@@ -1,6 +1,7 @@
 """What every test may use, and the promise that a test which needs ../shared/data runs wherever that folder is."""
 
 import os
+import re
 from collections.abc import Generator
 from pathlib import Path
 from typing import TypeVar
@@ -34,6 +35,15 @@ def vllm_python() -> Path:
     if not python.exists():
         pytest.fail(f"no vLLM environment at {python.parents[1]}; run: make vllm-env (or set ROOFTUNE_VLLM_ENV)")
     return python
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Whole files of a marker that this run leaves out are not imported: torch alone takes longer than many tests."""
+    left_out = [mark for mark in ("engine", "vllm") if f"not {mark}" in config.getoption("-m")]
+    if collection_path.suffix != ".py" or not left_out:
+        return None
+    own = re.search(r"^pytestmark = (.*)$", collection_path.read_text(encoding="utf-8"), re.MULTILINE)
+    return True if own and any(f"mark.{mark}" in own[1] for mark in left_out) else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -18,6 +18,7 @@ def cost(shared_data: Path) -> StepCost:
     return read_profile(FOLDER, LAYERS).cost
 
 
+@pytest.mark.slow
 def test_every_quantile_is_within_five_percent(shared_data: Path) -> None:
     figures = {figure.name: figure.value for figure in rtx4090.bench(True)}
     assert figures["worst_quantile_error"] <= 0.05

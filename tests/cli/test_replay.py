@@ -62,6 +62,7 @@ def test_exact_tokens_are_sent_in_order_and_judged(
     assert "met" in shown.out and "sent late by" in shown.out and shown.err == ""
 
 
+@pytest.mark.slow
 def test_the_long_gap_is_where_the_server_made_it(tmp_path: Path) -> None:
     async def pausing(one: Asked, writer: asyncio.StreamWriter) -> None:
         await begin(writer)
@@ -90,6 +91,7 @@ def test_equal_prefix_keys_are_equal_token_prefixes_on_the_wire(tmp_path: Path) 
     assert a[:16] == b[:16] and a[16:] != b[16:20] and a[:8] == c[:8] and a[8:16] != c[8:16]
 
 
+@pytest.mark.slow
 def test_one_seed_sends_the_same_prompts_and_no_seed_new_ones(small: Path, tmp_path: Path) -> None:
     prompts = []
     with stub_server() as stub:

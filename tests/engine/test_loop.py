@@ -22,6 +22,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32 - 1), st.booleans(), st.booleans())
 @settings(max_examples=12)
 def test_right_tokens_and_no_leak_with_knobs_and_callers_in_flight(seed: int, caching: bool, scarce: bool) -> None:

@@ -11,6 +11,8 @@ import pytest
 
 from tests.engine.server_harness import HTTP, LetterRunner, Live, letters, live, soon
 
+pytestmark = pytest.mark.slow
+
 PATH = "/v1/completions"
 
 

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from policies import wire
 from tests.engine.server_harness import HTTP, LetterRunner, Live, letters, live, soon
 
+pytestmark = pytest.mark.slow
+
 TOKEN = "the-tuning-token-0123456789"
 AUTH = {"Authorization": f"Bearer {TOKEN}"}
 READS = ["/state", "/steps", "/requests", "/openapi.json"]

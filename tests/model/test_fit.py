@@ -59,6 +59,7 @@ def test_an_interval_is_an_answer_and_not_everything() -> None:
         assert fit.knee_interval.high / fit.knee_interval.low < 1.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharpness", [2.0, 4.0])
 def test_a_soft_knee_is_seen_as_soft_and_still_covered(sharpness: float) -> None:
     found = fits(TRUTH._replace(sharpness=sharpness))
@@ -69,6 +70,7 @@ def test_a_soft_knee_is_seen_as_soft_and_still_covered(sharpness: float) -> None
     )
 
 
+@pytest.mark.slow
 def test_few_or_noisy_steps_widen_the_interval() -> None:
     sharp = np.median([fit.knee_interval.high / fit.knee_interval.low for fit in fits()])
     for found in (fits(steps=150), fits(noise=0.3)):
@@ -94,6 +96,7 @@ def test_never_below_the_knee_the_floor_is_unknown() -> None:
     assert sum(TRUTH.slope_s_per_token in fit.intervals["slope_s_per_token"] for fit in found) >= 10
 
 
+@pytest.mark.slow
 def test_an_engine_without_a_floor_has_no_knee_to_print() -> None:
     for fit in fits(TRUTH._replace(floor_s=0.0, kv_s_per_token=0.0)):
         assert fit.knee_tokens is None and fit.knee_interval.low == 0.0

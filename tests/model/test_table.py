@@ -86,6 +86,7 @@ def sweep(folder: Path, start: str) -> StepSamples:
     return join([read_steps(path) for path in files])
 
 
+@pytest.mark.slow
 def test_step_times_of_a_real_engine_on_traffic_not_fitted(shared_data: Path) -> None:
     mixed, chat = sweep(shared_data, "b"), sweep(shared_data, "a")
     reservoir = Reservoir(2048)

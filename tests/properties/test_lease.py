@@ -146,5 +146,5 @@ class LeaseMachine(RuleBasedStateMachine):
             assert self.true_s - self.granted_true_s < self.length_s + self.stepped_back_s + BACKWARD_SLACK_S
 
 
-LeaseMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+LeaseMachine.TestCase.settings = settings(max_examples=70, stateful_step_count=50, deadline=None)
 TestLease = LeaseMachine.TestCase

@@ -121,6 +121,7 @@ def test_the_same_with_the_rule_removed_fails() -> None:
     assert broken >= 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("half", ["effective_budget", "effective_chunk_cap"])
 def test_both_halves_of_the_rule_are_needed(half: str, monkeypatch: pytest.MonkeyPatch) -> None:
     one_half_less = {

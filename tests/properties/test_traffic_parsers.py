@@ -58,7 +58,7 @@ def only_input_errors(call: object, *args: object, **kwargs: object) -> None:
         assert len(message) < 600
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=contents, format=st.sampled_from(FORMATS), sort=st.booleans())
 def test_only_input_errors_come_out_of_files(data: bytes, format: str, sort: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -68,7 +68,7 @@ def test_only_input_errors_come_out_of_files(data: bytes, format: str, sort: boo
         only_input_errors(load_lengths, path)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(text=st.one_of(st.text(max_size=20), st.from_regex(r"[0-9.e+x@:/%,-]{0,12}(s|ms|m)?", fullmatch=True)))
 def test_only_input_errors_come_out_of_values(text: str) -> None:
     for parse in (parse_duration, parse_rate_scale, parse_burst):
@@ -105,7 +105,7 @@ def traffics(draw: st.DrawFn) -> Traffic:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(traffic=traffics())
 def test_written_traffic_reads_back_bit_for_bit(traffic: Traffic) -> None:
     with tempfile.TemporaryDirectory() as folder:

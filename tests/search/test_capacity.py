@@ -141,6 +141,7 @@ def test_prefix_caching_is_a_lever_only_while_it_is_off() -> None:
     assert off.levers[0] is Lever.PREFIX_CACHING
 
 
+@pytest.mark.slow
 def test_the_best_setting_carries_more_than_the_one_in_force() -> None:
     traffic, engine = _documents(200), _engine()
     current = Setting(2048)

@@ -93,6 +93,7 @@ def test_targets_far_apart_from_what_the_card_can_do_are_infeasible_and_the_bind
     assert found.binding_target.margin > 0 and not found.best.feasible
 
 
+@pytest.mark.slow
 def test_documents_want_a_chunk_cap_beside_the_budget() -> None:
     found = run(DOCUMENTS, slo(2.0, 0.03), trials=60)
     plain = max(e.attainment for e in found.evaluations if e.role is Role.SWEEP)
