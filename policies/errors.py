@@ -20,6 +20,10 @@ class InputError(RooftuneError):
     exit_code: ClassVar[int] = 2
 
 
+class MissingDataError(InputError):
+    """Measurements that the project does not ship are not where they are looked for."""
+
+
 class InfeasibleError(RooftuneError):
     """The request is well-formed, but nothing satisfies it."""
 

@@ -4,11 +4,13 @@ import json
 import math
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
 from policies.commands import BENCH_GROUP, Figure
 from policies.errors import InputError
+from tuner.bench.data import need_shared_data
 from tuner.bench.frame import json_line, table
 from tuner.cli import bench
 from tuner.cli.main import main
@@ -21,6 +23,11 @@ def quick(short: bool) -> Iterator[Figure]:
 
 def lame(short: bool) -> Iterator[Figure]:
     yield Figure("lame_s", math.nan, "s")
+
+
+def far(short: bool) -> Iterator[Figure]:
+    need_shared_data(Path("/nowhere/shared/data"))
+    yield Figure("far_s", 1.0, "s")
 
 
 @pytest.fixture
@@ -93,3 +100,15 @@ def test_unknown_name_ends_it_before_the_first_starts(capsys: pytest.CaptureFixt
 def test_bench_without_a_number_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "lame", "--json"]) == 70
     assert capsys.readouterr().out == ""
+
+
+def test_a_bench_without_its_data_is_passed_over_aloud_unless_it_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = {name: EntryPoint(name, f"{__name__}:{name}", BENCH_GROUP) for name in ("far", "quick")}
+    monkeypatch.setattr(bench, "registered", lambda group: points)
+    assert main(["bench", "--json"]) == 0
+    said = capsys.readouterr()
+    assert [json.loads(line)["name"] for line in said.out.splitlines()] == ["quick_s", "quick_steps"]
+    assert "bench far: passed over" in said.err
+    assert main(["bench", "far"]) == 2

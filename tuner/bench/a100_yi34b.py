@@ -17,6 +17,7 @@ from policies.commands import Figure
 from policies.errors import bad_value
 from policies.request import FloatArray
 from policies.step_time import StepModel, chunk_attention_work, knee_tokens, step_time
+from tuner.bench.data import need_shared_data
 from tuner.model.fit import fit_steps
 from tuner.model.profile_files import read_batches
 from tuner.model.roofline import FitRefused
@@ -33,6 +34,7 @@ _SMALLEST_ERROR = 0.01
 
 def bench(short: bool) -> Iterator[Figure]:
     """Knee with its interval, held-out errors of decode and prefill batches, and whether ``fit_steps`` refused."""
+    need_shared_data()
     steps = read_steps(FOLDER)
     model = fit_few(steps)
     others = [np.arange(len(steps)) != row for row in range(len(steps))]

@@ -14,6 +14,7 @@ import numpy as np
 from policies.commands import Figure
 from policies.request import FloatArray
 from policies.step_time import StepCost
+from tuner.bench.data import need_shared_data
 from tuner.bench.rtx4090_data import FOLDER, LAYERS, ServedRun, read_run
 from tuner.model.profile import read_profile
 from tuner.sim.result import RunResult
@@ -28,6 +29,7 @@ NUDGES_BLOCKS = tuple(range(-12, 13, 2))
 
 def bench(short: bool) -> Iterator[Figure]:
     """Relative errors by quantile (signed), the worst of them, and the worst over nudged KV sizes (unless short)."""
+    need_shared_data()
     run = read_run()
     profile = read_profile(FOLDER, LAYERS)
     result = replay(run, profile.cost)

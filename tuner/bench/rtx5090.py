@@ -13,6 +13,7 @@ from policies.commands import Figure
 from policies.request import FloatArray
 from policies.step_time import chunk_attention_work
 from policies.step_time import step_cost as time_of
+from tuner.bench.data import need_shared_data
 from tuner.bench.rtx5090_data import ADAPTIVE, Load, Served, read_runs
 from tuner.bench.rtx5090_judge import Cell, cells_of, flip_rate, signs
 from tuner.bench.rtx5090_twin import CEILING, PRESSURE_TOKENS, Coefficients, fit, replay, step_cost
@@ -31,6 +32,7 @@ Values = dict[tuple[Load, int], tuple[FloatArray, FloatArray]]
 
 def bench(short: bool) -> Iterator[Figure]:
     """Winners, ranks, signs and errors of what was not fitted; baselines: what needs no twin. Full: every cell."""
+    need_shared_data()
     runs = read_runs()
     quiet = {model: quietest(runs, model) for model in models(runs)}
     learned = {model: fit(fitted_runs(runs, load)) for model, load in quiet.items()}

@@ -6,12 +6,14 @@ What is lost when a mechanism is taken away, which form of the step model errs b
 from collections.abc import Iterator
 
 from policies.commands import Figure
+from tuner.bench.data import need_shared_data
 from tuner.bench.truth_why_rtx4090 import why_rtx4090
 from tuner.bench.truth_why_sweep import why_sweep
 
 
 def bench(short: bool) -> Iterator[Figure]:
     """All of it; short: the RTX 4090's part only, which takes seconds."""
+    need_shared_data()
     yield from why_rtx4090()
     if not short:
         yield from why_sweep()

@@ -15,6 +15,7 @@ from policies.commands import Figure
 from policies.outcomes import Outcomes
 from policies.request import Boot
 from policies.step_time import StepCost, priced
+from tuner.bench.data import need_shared_data
 from tuner.bench.vllm_sweep_data import MAX_RUNNING, Case, cases, outcomes_of, stamps_of, steps_of, traffic_of
 from tuner.bench.vllm_sweep_judge import LATENCIES, SHARES, Judged, Values, figures_of, judge, ranking
 from tuner.model.fit import fit_steps
@@ -84,6 +85,7 @@ def speed_of(twin: Twin, steps: StepSamples) -> float:
 
 def bench(short: bool) -> Iterator[Figure]:
     """Errors over all settings but the fitted one; baselines: the aims. The full form adds every figure."""
+    need_shared_data()
     runs = cases()
     others = {case: names for case, names in runs.items() if case != FITTED_CASE}
     measured = {case: [figures_of(outcomes_of(run)) for run in names] for case, names in runs.items()}

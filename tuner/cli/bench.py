@@ -5,6 +5,7 @@ import sys
 from importlib.metadata import EntryPoint
 
 from policies.commands import BENCH_GROUP, Bench, Command, Figure
+from policies.errors import MissingDataError
 from tuner.bench.frame import json_line, table
 from tuner.cli.registry import find, missing_extra, registered
 
@@ -30,10 +31,15 @@ def run(arguments: argparse.Namespace) -> int:
     figures: list[Figure] = []
     for point in chosen:
         print(f"bench {point.name} ...", file=sys.stderr)
-        for figure in _load(point)(arguments.short):
-            figures.append(figure)
-            if arguments.json:
-                print(json_line(figure), flush=True)
+        try:
+            for figure in _load(point)(arguments.short):
+                figures.append(figure)
+                if arguments.json:
+                    print(json_line(figure), flush=True)
+        except MissingDataError as error:
+            if arguments.names:  # asked for by name, it is not passed over in silence
+                raise
+            print(f"bench {point.name}: passed over, {error}", file=sys.stderr)
     if not arguments.json:
         print(table(figures))
     return 0
