@@ -89,8 +89,8 @@ $(VENV)/.venv: .ci/make-venv
 	@touch $@
 
 $(VENV)/.tuner: $(VENV)/.venv pyproject.toml
-	@echo "installing rooftune[tuner] into $(VENV)"
-	@$(PIP) -e '.[tuner]'
+	@echo "installing rooftune[tuner,serve] into $(VENV)"
+	@$(PIP) -e '.[tuner,serve]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.tuner

@@ -112,3 +112,14 @@ def test_a_bench_without_its_data_is_passed_over_aloud_unless_it_was_asked_for(
     assert [json.loads(line)["name"] for line in said.out.splitlines()] == ["quick_s", "quick_steps"]
     assert "bench far: passed over" in said.err
     assert main(["bench", "far"]) == 2
+
+
+def test_a_bench_without_its_extra_is_passed_over_aloud_unless_it_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = {"quick": EntryPoint("quick", f"{__name__}:quick", BENCH_GROUP)}
+    points["gone"] = EntryPoint("gone", "no_such_library.bench:bench", BENCH_GROUP)
+    monkeypatch.setattr(bench, "registered", lambda group: points)
+    assert main(["bench", "--json"]) == 0
+    assert "bench gone: passed over" in capsys.readouterr().err
+    assert main(["bench", "gone"]) == 2

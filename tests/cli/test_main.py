@@ -182,3 +182,26 @@ def test_a_wrong_flag_is_one_line_that_names_the_help(capsys: pytest.CaptureFixt
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1
     assert "--no-such-flag" in said.err and "rooftune bench --help" in said.err
+
+
+def test_the_extra_of_the_server_is_named_for_what_only_the_server_needs() -> None:
+    point = EntryPoint("serve", "engine.cli:SERVE", COMMAND_GROUP)
+    for module, extra in (("starlette", "serve"), ("torch", "engine")):
+        explained = missing_extra(ModuleNotFoundError(name=module), point)
+        assert explained is not None and f"rooftune[{extra}]" in str(explained)
+
+
+def test_sigterm_leaves_as_little_behind_as_ctrl_c(tmp_path: Path) -> None:
+    code = (
+        "import signal, sys, time, os, threading; from tuner.cli import main as m\n"
+        "from tuner.report.folder import report_folder; from pathlib import Path\n"
+        f"out = Path({str(tmp_path / 'out')!r})\n"
+        "def work(words, points):\n"
+        "    with report_folder(out):\n"
+        "        os.kill(os.getpid(), signal.SIGTERM); time.sleep(20)\n"
+        "m._dispatch = work; sys.exit(m.main())"
+    )
+    root = Path(__file__).resolve().parents[2]
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, timeout=60)
+    assert ended.returncode == 143 and ended.stderr == "rooftune: terminated\n"
+    assert not (tmp_path / "out").exists()

@@ -224,3 +224,13 @@ def test_a_password_is_never_shown() -> None:
     with pytest.raises((InputError, UnreachableError)) as error:
         check_storage("postgresql://me:secret@127.0.0.1:1/x")
     assert "secret" not in str(error.value) and "me:***@" in str(error.value)
+
+
+def test_an_empty_out_is_refused_and_writes_nowhere(
+    mix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tuner.cli.recommend.recommend", lambda *args, **named: pytest.fail("the search ran"))
+    before = sorted(tmp_path.rglob("*"))
+    assert rooftune(*_words(mix, *TARGETS), "--out", "", "--quiet") == 2
+    assert "--out is empty" in capsys.readouterr().err and sorted(tmp_path.rglob("*")) == before

@@ -181,3 +181,12 @@ def test_step_curve_without_a_knee_or_a_floor() -> None:
     assert chart is not None and "knee " not in chart.svg
     tables_model = step_curve(record(step_model=model | {"tables": True}))
     assert tables_model is not None and "measured tables" in tables_model.caption
+
+
+def test_what_can_never_run_is_said_before_any_target() -> None:
+    plain = record()
+    stuck = plain.model_copy(update={"best": plain.best.model_copy(update={"refused": 3})})
+    said = summary(stuck)
+    limit = said[said.index("  limit") : said.index("  targets")]
+    assert "3 requests need" in limit and "--kv-tokens" in limit
+    assert "--kv-tokens" not in summary(plain)

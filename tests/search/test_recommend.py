@@ -109,13 +109,16 @@ def test_batch_takes_the_smallest_budget_within_one_percent_of_the_best_throughp
         np.zeros(200, dtype=np.int64),
         np.zeros(200, dtype=np.int64),
     )
-    found = run(rush, PROFILES["batch"])
+    found = run(rush, PROFILES["batch"], current=Setting(128, max_running=128))
+    assert found.verdict is Verdict.CHANGE
     top = max(e.tokens_per_s for e in found.evaluations if e.role is not Role.RANDOM)
     assert found.best.tokens_per_s >= 0.99 * top
     smaller = [
         e for e in found.evaluations if e.role is Role.SWEEP and e.setting.step_tokens < found.best.setting.step_tokens
     ]
     assert all(e.tokens_per_s < 0.99 * top for e in smaller)
+    # A setting in force that is within 1 % itself has nothing to gain: a smaller budget is no reason to touch it.
+    assert run(rush, PROFILES["batch"]).verdict is Verdict.KEEP
 
 
 def test_a_budget_below_the_sequence_cap_is_refused_before_anything_runs() -> None:
@@ -177,3 +180,11 @@ def test_a_slower_draw_of_the_step_model_decides_among_equals() -> None:
         good(simulate(CHAT, ENGINE, s, slow, gap_bounds_s=[0.03]).outcomes, slo(2.0, 0.03)).mean() for s in settings
     ]
     assert worst[0] >= worst[1] - 0.002
+
+
+def test_where_nothing_is_gained_the_nearest_setting_is_the_one_in_force() -> None:
+    giant = np.array([700_000, *([300] * 49)], dtype=np.int64)
+    traffic = Traffic(np.arange(50.0), giant, np.full(50, 20), np.zeros(50, np.int64), np.zeros(50, np.int64))
+    found = run(traffic, slo(2.0, 0.03), trials=6)  # one request never fits the pool: no setting helps it
+    assert found.verdict is Verdict.INFEASIBLE and found.current.attainment == 0.98
+    assert found.best.setting == CURRENT

@@ -5,7 +5,7 @@ import sys
 from importlib.metadata import EntryPoint
 
 from policies.commands import BENCH_GROUP, Bench, Command, Figure
-from policies.errors import MissingDataError
+from policies.errors import InputError, MissingDataError
 from tuner.bench.frame import json_line, table
 from tuner.cli.registry import find, missing_extra, registered
 
@@ -32,12 +32,19 @@ def run(arguments: argparse.Namespace) -> int:
     for point in chosen:
         print(f"bench {point.name} ...", file=sys.stderr)
         try:
-            for figure in _load(point)(arguments.short):
+            bench = _load(point)
+        except InputError as error:
+            if arguments.names:  # asked for by name, it is not passed over in silence
+                raise
+            print(f"bench {point.name}: passed over, {error}", file=sys.stderr)
+            continue
+        try:
+            for figure in bench(arguments.short):
                 figures.append(figure)
                 if arguments.json:
                     print(json_line(figure), flush=True)
         except MissingDataError as error:
-            if arguments.names:  # asked for by name, it is not passed over in silence
+            if arguments.names:
                 raise
             print(f"bench {point.name}: passed over, {error}", file=sys.stderr)
     if not arguments.json:

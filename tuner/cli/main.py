@@ -1,16 +1,18 @@
 """The frame of the command ``rooftune``: finds the subcommand, runs it, turns errors into one line and a code.
 
 Exit codes: 0 done, 1 refused or infeasible, 2 usage or input, 3 unreachable, 70 a defect of ours,
-130 interrupted, 141 the reader of our output went away.
+130 interrupted, 143 terminated, 141 the reader of our output went away.
 """
 
 import argparse
 import errno
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, version
+from types import FrameType
 from typing import NoReturn
 
 from policies.commands import COMMAND_GROUP, Command
@@ -19,6 +21,7 @@ from tuner.cli.registry import find, help_of, missing_extra, registered
 
 EXIT_DEFECT = 70
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 EXIT_BROKEN_PIPE = 141
 _TRACE = "ROOFTUNE_TRACE"
 
@@ -30,12 +33,16 @@ def main(argv: Sequence[str] | None = None, points: dict[str, EntryPoint] | None
     name (default: every installed entry point of ``rooftune.commands``).
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:  # the process is ours: a polite end leaves as little behind as Ctrl-C does
+        signal.signal(signal.SIGTERM, _terminate)
     try:
         code = _dispatch(words, registered(COMMAND_GROUP) if points is None else points)
         sys.stdout.flush()  # now, so that a full disk is an answer and not a line from the interpreter's end
     except BrokenPipeError:
         _drop_output()
         return EXIT_BROKEN_PIPE
+    except _Terminated:
+        return _fail("terminated", EXIT_TERMINATED)
     except KeyboardInterrupt:
         return _fail("interrupted", EXIT_INTERRUPTED)
     except RooftuneError as error:
@@ -43,6 +50,14 @@ def main(argv: Sequence[str] | None = None, points: dict[str, EntryPoint] | None
     except Exception as error:  # noqa: BLE001 - the wide border: what arrives here is a defect of ours
         return _fail_unexpected(error)
     return code
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, raised where Ctrl-C would be."""
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise _Terminated
 
 
 def _dispatch(words: list[str], points: dict[str, EntryPoint]) -> int:

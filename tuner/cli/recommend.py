@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from policies.commands import Command
-from policies.errors import InfeasibleError
+from policies.errors import InfeasibleError, InputError
 from tuner.cli.engine_flags import add_current_flags, add_engine_flags, read_current, read_engine
 from tuner.cli.progress import progress_to_stderr, warm_twin
 from tuner.cli.search_flags import add_search_flags, read_search
@@ -97,6 +97,8 @@ def _folder(out: str | None) -> Iterator[Path | None]:
     if out is None:
         yield None
         return
+    if not out.strip():
+        raise InputError("--out is empty, must name a folder; check the variable that it came from")
     with report_folder(Path(out)) as folder:
         yield folder
 

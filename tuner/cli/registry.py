@@ -11,6 +11,7 @@ from policies.errors import InputError
 
 _OWN_PACKAGES = ("policies", "tuner", "engine")
 _DEV_ONLY = ("sched_sim",)  # baselines of benchmarks
+_SERVER_ONLY = {"starlette", "uvicorn", "prometheus_client", "jinja2"}
 
 
 def registered(group: str) -> dict[str, EntryPoint]:
@@ -33,7 +34,7 @@ def missing_extra(error: ModuleNotFoundError, point: EntryPoint) -> InputError |
     if not missing or missing in _OWN_PACKAGES:
         return None
     side = "engine" if point.module.partition(".")[0] == "engine" else "tuner"
-    extra = "dev" if missing in _DEV_ONLY else side
+    extra = "dev" if missing in _DEV_ONLY else "serve" if side == "engine" and missing in _SERVER_ONLY else side
     return InputError(f"{point.name!r} needs the module {missing!r}; run: pip install 'rooftune[{extra}]'")
 
 

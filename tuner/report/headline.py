@@ -159,13 +159,29 @@ def _why(record: RunRecord) -> str:
 
 
 def _limit(record: RunRecord) -> str:
+    # What can never run misses every target under every setting: that comes before any target.
+    return f"{_too_large(record)} {_binding(record)}".strip()
+
+
+def _too_large(record: RunRecord) -> str:
+    count = record.best.refused
+    if not count:
+        return ""
+    some = "1 request needs" if count == 1 else f"{words.count(count)} requests need"
+    return (
+        f"{some} more KV memory than the pool holds ({words.tokens(record.engine.kv_tokens)}) and can never run, "
+        "whatever is set: raise --kv-tokens if the pool is larger, or leave such requests out."
+    )
+
+
+def _binding(record: RunRecord) -> str:
     if record.binding is None:
         return "No target limits the outcome."
     if record.verdict == "infeasible":
         return unreachable_words(record, record.binding)
     part, row = record.targets[record.binding], record.best.margins[record.binding]
     measured = "" if row.measured_s is None else f": simulated {words.seconds(row.measured_s)}"
-    return f"The target that limits: {words.target(part)}{measured} ({words.margin(row.margin)})."
+    return f"The closest target: {words.target(part)}{measured} ({words.margin(row.margin)})."
 
 
 def _caveats(record: RunRecord) -> tuple[str, ...]:
@@ -192,8 +208,6 @@ def _caveats(record: RunRecord) -> tuple[str, ...]:
     ]
     if unjudged:
         found.append(f"No sample for {'; '.join(unjudged)} in this traffic, so that could not be judged.")
-    if record.best.refused:
-        found.append(f"{words.count(record.best.refused)} requests could never fit the KV pool and count as failed.")
     return tuple(found)
 
 

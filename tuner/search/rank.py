@@ -84,8 +84,7 @@ def verdict(current: Evaluation, best: Evaluation, uncertainty: float, slo: Slo)
     if best.setting == current.setting:
         return Verdict.KEEP
     if slo.objective == "tokens_per_s":
-        better = best.tokens_per_s > (1.0 + BATCH_SHARE) * current.tokens_per_s
-        return Verdict.CHANGE if better or best.setting.step_tokens < current.setting.step_tokens else Verdict.KEEP
+        return Verdict.CHANGE if best.tokens_per_s > (1.0 + BATCH_SHARE) * current.tokens_per_s else Verdict.KEEP
     if not current.feasible:
         return Verdict.CHANGE
     return Verdict.CHANGE if best.attainment - current.attainment > max(uncertainty, SAME_SHARE) else Verdict.KEEP

@@ -64,7 +64,7 @@ def recommend(
     tell("current", 1, 1)
     if now.refused == len(traffic):
         pool = engine.kv_blocks * engine.boot.block_tokens
-        raise bad_value("KV pool", pool, "large enough for at least one request", "give the pool's size in tokens")
+        raise bad_value("KV pool", pool, "large enough for at least one request", "raise --kv-tokens")
 
     windows = _windows(traffic, now.simulated_steps * trials)
     track = Track(windows, traffic, engine, model, slo)
@@ -86,11 +86,12 @@ def recommend(
     )
     random_leaders = rival.lead(random_looks, Role.RANDOM, LEADERS, lambda e: rank(e, slo))
 
-    best, burst_share = _decide([now, *fixed, *leaders], traffic, engine, model, draws, slo)
+    best, burst_share = _decide([now, *fixed, *leaders, *random_leaders], traffic, engine, model, draws, slo)
     best_result = evaluate(traffic, engine, best.setting, model, slo, best.role)[1]
     uncertainty = noise(now_result, best_result, slo, seed)
     what = verdict(now, best, uncertainty, slo)
-    if what is Verdict.KEEP:
+    nothing_gained = what is Verdict.INFEASIBLE and best.attainment <= now.attainment + SAME_SHARE
+    if what is Verdict.KEEP or nothing_gained:
         best, best_result = now, now_result
     on_windows = [e for e in (*looks, *random_looks) if not e.whole_traffic]
     return Recommendation(
