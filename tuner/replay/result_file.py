@@ -12,8 +12,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from policies.errors import InputError
-from tuner.record import Count, MarginPart, Part, Seconds, Share, Some, TargetPart, TrafficPart, Words
+from tuner.record import Count, MarginPart, Part, Seconds, Share, Some, TargetPart, TrafficPart, Words, first_problem
 from tuner.sim.files import read_text, shown_path, write_text
 
 SCHEMA: Final = "rooftune.replay"
@@ -179,8 +178,4 @@ def read_result(path: str | Path) -> ReplayResult:
     try:
         return ReplayResult.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        place = ".".join(str(step) for step in first["loc"]) or "the file"
-        raise InputError(
-            f"{shown_path(path)}: {place}: {first['msg']}; give a file that rooftune replay --out wrote"
-        ) from None
+        raise first_problem(error, shown_path(path), "give a file that rooftune replay --out wrote") from None

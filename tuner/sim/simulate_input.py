@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from policies.errors import InputError
 from policies.request import Boot, Setting
 from policies.slo import Condition, Metric, Override, Slo, Target
+from tuner.record import first_problem
 from tuner.sim.engine import Engine
 from tuner.sim.files import read_text, shown_path
 from tuner.sim.reshape import scale_rate, window
@@ -168,6 +169,4 @@ def read_simulate_input(path: Path) -> SimulateInput:
     try:
         return SimulateInput.model_validate_json(read_text(path))
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        place = ".".join(str(step) for step in first["loc"]) or "the file"
-        raise InputError(f"{shown_path(path)}: {place}: {first['msg']}; correct the simulate input") from None
+        raise first_problem(error, shown_path(path), "correct the simulate input") from None
