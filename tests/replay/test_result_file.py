@@ -119,3 +119,11 @@ def test_rounding_of_two_clocks_does_not_put_the_last_token_before_the_first() -
     assert (101.3 + 0.1) - 37.402 < (101.3 - 37.402) + 0.1  # what floats make of one instant on two clocks
     outcomes = engine_outcomes(engine, ROWS[:1])
     assert outcomes.finish_s[0] == outcomes.first_token_s[0]
+
+
+def test_rounding_of_a_sum_does_not_put_the_last_token_before_the_first() -> None:
+    sent_s, ttft_s, finish_s = 0.495435087, 0.449491065, 0.944926152
+    assert sent_s + ttft_s > finish_s  # the same instant to the nanosecond
+    row = ROWS[0].model_copy(update={"sent_s": sent_s, "ttft_s": ttft_s, "finish_s": finish_s})
+    outcomes = client_outcomes([row])
+    assert outcomes.finish_s[0] == outcomes.first_token_s[0]

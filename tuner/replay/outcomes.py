@@ -19,10 +19,13 @@ def client_outcomes(rows: Sequence[RequestPart], gap_bounds_s: Sequence[float] =
     ended = [gap for gap, row in zip(gaps, kept, strict=True) if row.failure is None]
     values, weights = np.unique(np.concatenate([np.zeros(0), *ended]), return_counts=True)
     known_cached = all(row.cached_tokens is not None for row in kept)
+    first = _floats([NAN if row.ttft_s is None else row.sent_s + row.ttft_s for row in kept])
+    finish = _floats([NAN if row.failure or row.finish_s is None else row.finish_s for row in kept])
     return Outcomes(
         arrival_s=_floats([row.sent_s for row in kept]),
-        first_token_s=_floats([NAN if row.ttft_s is None else row.sent_s + row.ttft_s for row in kept]),
-        finish_s=_floats([NAN if row.failure or row.finish_s is None else row.finish_s for row in kept]),
+        first_token_s=first,
+        # One of the two instants is a sum: rounding must not let the last token precede the first.
+        finish_s=np.maximum(finish, first),
         prompt_tokens=_ints([row.prompt_tokens for row in kept]),
         output_tokens=_ints([row.asked_tokens if row.failure else row.output_tokens for row in kept]),
         longest_gap_s=_floats([float(gap.max()) if len(gap) else NAN for gap in gaps]),
@@ -56,7 +59,7 @@ def engine_outcomes(engine: EnginePart, rows: Sequence[RequestPart]) -> Outcomes
     return Outcomes(
         arrival_s=_floats(arrival),
         first_token_s=first,
-        # Both instants come from sums on two clocks: rounding must not let the last token precede the first.
+        # As on the client's side, and here the two sums are on two clocks.
         finish_s=np.maximum(finish, first),
         scheduled_s=_floats(
             [NAN if one is None or one.scheduled_s is None else one.scheduled_s - engine.clock_offset_s
