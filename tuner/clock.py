@@ -1,0 +1,48 @@
+"""Time as an argument: whoever waits or stamps gets a clock, so that tests turn the hands themselves."""
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """now_s: monotonic seconds, for intervals. wall_s: seconds since 1970, for people and for windows of the week."""
+
+    def now_s(self) -> float: ...
+
+    def wall_s(self) -> float: ...
+
+    def sleep(self, seconds: float) -> None: ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    def wall_s(self) -> float:
+        return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(max(0.0, seconds))
+
+
+class ManualClock:
+    """A clock that moves when told: ``sleep`` advances it at once; ``jump`` moves the wall clock alone."""
+
+    def __init__(self, now_s: float = 0.0, wall_s: float = 1_700_000_000.0) -> None:
+        self._now_s, self._wall_s = now_s, wall_s
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def wall_s(self) -> float:
+        return self._wall_s
+
+    def sleep(self, seconds: float) -> None:
+        self._now_s += max(0.0, seconds)
+        self._wall_s += max(0.0, seconds)
+
+    def jump(self, seconds: float) -> None:
+        """Set the wall clock ahead (or back), as a time server or an operator would."""
+        self._wall_s += seconds

@@ -1,0 +1,168 @@
+"""What one cycle came to: the value that the loop returns, the store keeps, and every page and command reads.
+
+Plain JSON values with a version. Reasons are codes; sentences are made from them where a person reads
+(``tuner/control/explain.py``). Missing is null, never 0. Shares are 0..1.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from policies.guard import Action, Reason
+from tuner.record import Count, Part, Seconds, Share, Words
+
+SCHEMA: Final = "rooftune.cycle"
+VERSION: Final = 1
+
+Knobs = dict[str, Annotated[int | float, Field(ge=0)]]  # fields of policies.request.Setting
+Amount = float | None  # any finite number, null: not known
+
+
+class CycleReason(StrEnum):
+    """Why a cycle ended before the guard could decide, or after it had. Beside ``policies.guard.Reason``."""
+
+    UNREACHABLE = "unreachable"  # any PortFault but the next three; the lease takes care of the engine
+    UNAUTHORIZED = "unauthorized"
+    NO_PROTOCOL = "no_protocol"  # 404, redirect, another protocol version
+    GARBAGE = "garbage"
+    NO_SIGNAL = "no_signal"  # steps run, but no request ended: nothing to judge
+    IDLE = "idle"  # nothing runs
+    STALLED = "stalled"  # requests wait or run, no step or no progress
+    TOO_LITTLE_DATA = "too_little_data"  # the window is not full yet
+    SEARCHING = "searching"  # the child process has not answered yet
+    FIT_REFUSED = "fit_refused"  # detail holds the FitCode
+    WORKER_FAILED = "worker_failed"  # the child process died, ran out of memory or of time
+    HELD_BY_OTHER = "held_by_other"  # another controller holds the lease
+    CONFLICT = "conflict"  # 409: the revision moved under us
+    REFUSED = "refused"  # 422: the engine says outside its envelope, or 403 read-only
+    STORE_FAILED = "store_failed"  # the cycle could not be written down, so nothing was pushed
+    NULL_RESULT = "null_result"  # the setting in force is within noise of the best
+    NO_TARGETS_MISSED = "no_targets_missed"  # everybody is served within the targets already
+
+
+class Stage(StrEnum):
+    """The parts of a cycle, in their order; the keys of ``CycleRecord.took_s``."""
+
+    OBSERVE = "observe"
+    FIT = "fit"
+    CALIBRATE = "calibrate"
+    PROPOSE = "propose"
+    DECIDE = "decide"
+    PUSH = "push"
+    VERIFY = "verify"
+
+
+class Figures(Part):
+    """Requests of a window against the targets; goodput_rps: good requests per second of the window."""
+
+    requests: Count
+    span_s: Annotated[float, Field(ge=0)]
+    attainment: Share | None
+    goodput_rps: Annotated[float, Field(ge=0)] | None
+    ttft_p50_s: Seconds
+    ttft_p95_s: Seconds
+    ttft_p99_s: Seconds
+    queue_p99_s: Seconds
+    tpot_p95_s: Seconds
+    longest_gap_p50_s: Seconds
+    longest_gap_p99_s: Seconds
+    failed: Count
+    preemptions: Count
+
+
+class FitPart(Part):
+    """The step model refitted in this cycle. Knee null: the data does not hold one (codes say why)."""
+
+    coefficients: dict[str, Annotated[float, Field(ge=0)]]
+    knee_tokens: Amount
+    knee_low_tokens: Amount
+    knee_high_tokens: Amount
+    steps: Count
+    spread: Annotated[float, Field(ge=0)]
+    seen_low_tokens: Annotated[float, Field(ge=0)]
+    seen_high_tokens: Annotated[float, Field(ge=0)]
+    codes: tuple[Words, ...]
+    drift_ratio: Amount = None  # measured over modelled step time since the model was accepted; null: no alarm
+
+
+class TwinPart(Part):
+    """The twin held against the window. errors: predicted / observed - 1 by name, such as "ttft p95"."""
+
+    verdict: Literal["good", "not_good", "too_few"]
+    worst_error: Amount
+    attainment_error: Amount  # predicted minus observed attainment of the setting in force
+    errors: dict[str, float]
+
+
+class ProposalPart(Part):
+    """What the search found for this window. gain: attainment proposed minus in force, both on the twin."""
+
+    setting: Knobs
+    verdict: Literal["change", "keep", "infeasible"]
+    attainment_now: Share | None
+    attainment_proposed: Share | None
+    gain: Amount
+    noise: Amount
+    binding: Words | None  # the target that limits, in words
+    trials: Count
+    simulated_steps: Count
+
+
+class VerifyPart(Part):
+    """A push held against its prediction: see ``policies.verify``. push_cycle: the cycle that pushed."""
+
+    push_cycle: Count
+    verdict: Literal["better", "worse", "inconclusive"]
+    reason: Words
+    predicted_gain: Amount
+    observed_gain: Amount
+    half_width: Amount
+    requests: Count
+    prediction_held: bool
+    crossed: tuple[Words, ...] = ()
+
+
+class SignalPart(Part):
+    """One thing that is wrong or worth knowing, with its cause. code: ``tuner.control.signals.Signal``."""
+
+    code: Words
+    evidence: dict[str, float]
+
+
+class CycleRecord(Part):
+    """One cycle. number: ascending over restarts of the controller. reason: ``Reason`` or ``CycleReason``.
+
+    in_force: the setting when the cycle ended as far as known; pushed: the changes that were pushed (live only);
+    would_push: what shadow mode would have pushed. boot_id, revision: of the engine, null when it was not read.
+    trust: half-width of the trust region as a ratio (2.0: half to double of what is in force).
+    spent_slo_s: SLO-seconds that trials cost today so far. detail: what a person may want to read, no line breaks.
+    """
+
+    schema_name: Literal["rooftune.cycle"] = Field(default="rooftune.cycle", alias="schema")
+    version: Literal[1] = 1
+    number: Count
+    started_at_s: float  # wall clock, seconds since 1970
+    mode: Literal["shadow", "live"]
+    action: Action
+    reason: Reason | CycleReason
+    took_s: dict[Stage, Annotated[float, Field(ge=0)]]
+    engine: Words
+    boot_id: Words | None = None
+    revision: Count | None = None
+    in_force: Knobs | None = None
+    pushed: Knobs | None = None
+    would_push: Knobs | None = None
+    lease_left_s: Seconds = None
+    lost_steps: Count = 0
+    lost_requests: Count = 0
+    metrics_age_s: Seconds = None
+    observed: Figures | None = None
+    fit: FitPart | None = None
+    twin: TwinPart | None = None
+    proposal: ProposalPart | None = None
+    verify: VerifyPart | None = None
+    signals: tuple[SignalPart, ...] = ()
+    trust: Annotated[float, Field(ge=1)] | None = None
+    spent_slo_s: Annotated[float, Field(ge=0)] = 0.0
+    detail: Words = ""
