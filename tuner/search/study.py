@@ -1,21 +1,43 @@
-"""Optuna, ask and tell. The one file that knows it: the rest of the search sees settings and evaluations."""
+"""Optuna, ask and tell. The one file that knows it: the rest of the search sees settings and evaluations.
 
+A database may hold many studies and several workers may share one. What a worker leaves behind when it dies is a
+trial that runs for ever: samplers pass such trials over, and whoever opens the study later marks the old ones failed.
+"""
+
+import os
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from hashlib import sha256
+from importlib.util import find_spec
+from typing import Any, TypeVar
 
 import optuna
-from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
+from optuna.storages import BaseStorage, RDBStorage
+from optuna.trial import TrialState
+from sqlalchemy.exc import SQLAlchemyError
 
-from policies.errors import RefusedError
+from policies.errors import InputError, RefusedError, UnreachableError
 from policies.request import Setting
 from policies.slo import MarginRow
 from tuner.search.evaluation import Evaluation
 from tuner.search.objective import constraint
 from tuner.search.space import Recorded, SearchSpace
 
+T = TypeVar("T")
+
 STARTUP_TRIALS = 16
-SAMPLERS = ("tpe", "random")
+SAMPLERS = ("tpe", "gp", "random")
+# How long a writer waits for another one's lock, and how often a database that said no is asked again.
+LOCK_WAIT_S = 60
+TRIES = 4
+# A trial of a shared study that began longer ago than this is nobody's any more: a replay takes seconds.
+STALE_S = 600.0
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -28,6 +50,30 @@ class Ticket:
     setting: Setting
 
 
+@dataclass(frozen=True)
+class StudyCounts:
+    """Trials of a study by state, those of other workers and of earlier runs included. waiting: a warm start's."""
+
+    complete: int
+    failed: int
+    running: int
+    waiting: int
+
+
+@dataclass(frozen=True)
+class Told:
+    """A trial that was told. value: what the sampler maximises; violation: sum of its positive constraints."""
+
+    setting: Setting
+    value: float
+    violation: float
+
+    @property
+    def feasible(self) -> bool:
+        """Whether every target was met."""
+        return self.violation <= 0.0
+
+
 class _FromTrial:
     """Suggest by an Optuna trial."""
 
@@ -35,7 +81,8 @@ class _FromTrial:
         self._trial = trial
 
     def integer(self, name: str, low: int, high: int) -> int:
-        return self._trial.suggest_int(name, low, high, log=True)
+        # A warm start that another run put in with a wider range comes back as it went in.
+        return min(max(self._trial.suggest_int(name, low, high, log=True), low), high)
 
     def choice(self, name: str, options: tuple[int, ...]) -> int:
         return int(self._trial.suggest_categorical(name, options))
@@ -53,45 +100,167 @@ def constraint_names(rows: Sequence[MarginRow]) -> list[str]:
 class SettingStudy:
     """One study over a ``SearchSpace``: maximise a value under one constraint per target.
 
-    sampler: "tpe" or "random". storage: an Optuna storage URL, None for memory. Same seed and same evaluations,
-    same proposals.
+    sampler: one of SAMPLERS; "gp" needs torch. storage: an Optuna storage URL, None for memory. name: the study is
+    kept under it and shared with every run that gives the same one (and the same choices; wider or narrower number
+    ranges are the same study); None: a study of its own, where same seed and same evaluations give same proposals.
+    Raises UnreachableError when the database does not take part, InputError for a sampler that is not installed.
     """
 
-    def __init__(self, space: SearchSpace, *, sampler: str, seed: int, storage: str | None = None) -> None:
+    def __init__(
+        self, space: SearchSpace, *, sampler: str, seed: int, storage: str | None = None, name: str | None = None
+    ) -> None:
         self.space = space
         self._trials: dict[int, optuna.Trial] = {}
-        self._study = optuna.create_study(direction="maximize", sampler=_sampler(sampler, seed), storage=storage)
+        self._shared = name is not None
+        chosen = _sampler(sampler, seed)
+        held = None if storage is None else _open(storage)
+        self._study = _again(
+            partial(
+                optuna.create_study,
+                direction="maximize",
+                sampler=chosen,
+                storage=held,
+                study_name=None if name is None else f"{name}/{_choices(space)}",
+                load_if_exists=self._shared,
+            )
+        )
+        if self._shared:
+            self.fail_stale(STALE_S)
+            # Workers that share a study must not draw the same numbers.
+            self._study.sampler = _sampler(sampler, hash((seed, os.getpid(), len(self._all()))) % 2**32)
 
     def enqueue(self, setting: Setting) -> None:
         """Try this setting before the sampler has its say (a warm start)."""
         recorded = Recorded(self.space.params(setting))
         self.space.draw(recorded)
-        self._study.enqueue_trial(recorded.asked, skip_if_exists=True)
+        _again(lambda: self._study.enqueue_trial(recorded.asked, skip_if_exists=True))
 
     def ask(self) -> Ticket:
         """The next setting to try."""
+        return _again(self._ask)
+
+    def _ask(self) -> Ticket:
         trial = self._study.ask()
+        setting = self.space.draw(_FromTrial(trial))
         self._trials[trial.number] = trial
-        return Ticket(trial.number, self.space.draw(_FromTrial(trial)))
+        return Ticket(trial.number, setting)
 
     def tell(self, ticket: Ticket, evaluation: Evaluation, value: float) -> None:
         """Book an evaluation. A value that is not finite fails the trial: failed is not infeasible."""
         trial = self._trials.pop(ticket.number, None)
         if trial is None:
             raise RefusedError(f"trial {ticket.number} was told already or never asked; ask first")
-        for name, row, missed in zip(
-            constraint_names(evaluation.margins), evaluation.margins, evaluation.missed, strict=True
-        ):
-            trial.set_constraint(name, constraint(row, missed))
-        if value != value or value in (float("inf"), float("-inf")):
-            self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
-        else:
-            self._study.tell(trial, value)
+        names = constraint_names(evaluation.margins)
+        values = [constraint(row, missed) for row, missed in zip(evaluation.margins, evaluation.missed, strict=True)]
+        state = None if abs(value) < float("inf") else TrialState.FAIL
+
+        def book() -> None:
+            try:
+                if state is None:
+                    for name, bound in zip(names, values, strict=True):
+                        trial.set_constraint(name, bound)
+                self._study.tell(trial, None if state else value, state=state, skip_if_finished=self._shared)
+            except UpdateFinishedTrialError:  # it took so long that another worker gave it up, or it is a second try
+                pass
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The constraint value is ignored")  # a second try
+            _again(book)
+
+    def counts(self) -> StudyCounts:
+        """How many trials the study holds, by state."""
+        states = [trial.state for trial in self._all()]
+        return StudyCounts(
+            complete=states.count(TrialState.COMPLETE),
+            failed=states.count(TrialState.FAIL),
+            running=states.count(TrialState.RUNNING),
+            waiting=states.count(TrialState.WAITING),
+        )
+
+    def told(self) -> list[Told]:
+        """Every trial with a value, other workers' too, best first: those that meet every target by their value, then
+        the others by how little they violate. Empty when none came to an end: then nothing is known.
+        """
+        done = [trial for trial in self._all() if trial.state is TrialState.COMPLETE and trial.value is not None]
+        found = [
+            Told(
+                self.space.draw(Recorded({**self.space.params(self.space.base), **trial.params})),
+                float(trial.values[0]),
+                sum(max(value, 0.0) for value in trial.constraints.values()),
+            )
+            for trial in done
+        ]
+        return sorted(found, key=lambda told: (told.violation, -told.value))
+
+    def fail_stale(self, older_than_s: float) -> int:
+        """Mark trials that began longer ago and never ended as failed; how many. Not those asked for here."""
+        begun_before = datetime.now() - timedelta(seconds=older_than_s)
+        failed = 0
+        for trial in self._all():
+            begun = trial.datetime_start
+            if trial.state is TrialState.RUNNING and trial.number not in self._trials:
+                if begun is not None and begun < begun_before:
+                    _again(partial(self._study.tell, trial.number, state=TrialState.FAIL, skip_if_finished=True))
+                    failed += 1
+        return failed
+
+    def _all(self) -> list[optuna.trial.FrozenTrial]:
+        return _again(lambda: self._study.get_trials(deepcopy=False))
+
+
+def _choices(space: SearchSpace) -> str:
+    """A short name for what Optuna cannot change within a study: the choices, and what a unit of a number means."""
+    asked = _Options()
+    for _ in range(8):
+        space.draw(asked)
+        asked.turn += 1
+    return sha256(repr((space.grid_tokens, sorted(space.knobs), sorted(asked.seen.items()))).encode()).hexdigest()[:10]
+
+
+class _Options:
+    """Notes the options of every choice; takes another one at each turn, so that all branches are seen."""
+
+    def __init__(self) -> None:
+        self.turn = 0
+        self.seen: dict[str, tuple[int, ...]] = {}
+
+    def integer(self, name: str, low: int, high: int) -> int:
+        return high
+
+    def choice(self, name: str, options: tuple[int, ...]) -> int:
+        self.seen[name] = options
+        return options[self.turn % len(options)]
+
+
+def _open(url: str) -> BaseStorage:
+    """A database that waits for locks and survives a lost connection; several workers may make its tables at once."""
+    more: dict[str, Any] = {"pool_pre_ping": True}
+    if url.startswith("sqlite"):
+        more["connect_args"] = {"timeout": LOCK_WAIT_S}
+    return _again(lambda: RDBStorage(url, engine_kwargs=more))
+
+
+def _again(call: Callable[[], T]) -> T:
+    """Ask a database again when it said no: a lock, tables that another worker is making, a lost connection."""
+    for tried in range(1, TRIES + 1):
+        try:
+            return call()
+        except (StorageInternalError, SQLAlchemyError) as error:
+            if tried == TRIES:
+                cause = error.__cause__ or error
+                reason = " ".join(str(getattr(cause, "orig", None) or type(cause).__name__).split())
+                raise UnreachableError(f"the database of the trials does not answer: {reason}; check it") from None
+            time.sleep(0.1 * tried)
+    raise AssertionError("unreachable")
 
 
 def _sampler(name: str, seed: int) -> BaseSampler:
     if name == "random":
         return RandomSampler(seed=seed)
+    if name == "gp":
+        if find_spec("torch") is None:
+            raise InputError("sampler 'gp' needs torch, which is not installed; use 'tpe', or install torch")
+        return GPSampler(seed=seed, n_startup_trials=STARTUP_TRIALS, warn_independent_sampling=False)
     if name != "tpe":
         raise RefusedError(f"sampler is {name!r}, must be one of {', '.join(SAMPLERS)}; choose one")
     with warnings.catch_warnings():
