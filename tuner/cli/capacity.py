@@ -46,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Find it and print it. Raises InputError before the long work; 1 when no rate meets every target."""
-    if args.storage is not None:
-        raise InputError("--storage belongs to recommend: capacity keeps no trials; drop it")
+    if args.storage is not None or args.study is not None:
+        raise InputError("--storage and --study belong to recommend: capacity keeps no trials; drop them")
     wish = read_search(args)
     slo, _ = read_slo(args)
     model, model_part = read_model(args.step_model)

@@ -68,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
                 progress=progress,
                 knobs=wish.knobs,
                 storage=wish.storage,
+                study=wish.study,
             )
         record = run_record(
             found,

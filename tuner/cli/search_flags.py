@@ -11,18 +11,20 @@ from tuner.cli.values import parse_count
 from tuner.search.space import EVERYTHING, STOCK_VLLM
 
 TRIALS = 200
+_EXAMPLES = "sqlite:///trials.db or postgresql+psycopg://user:password@host/name"
 # Whose knobs: a stock vLLM takes budget and chunk cap; our engine, and a vLLM with our hook, take them all.
 KNOBS = {"vllm": STOCK_VLLM, "rooftune": EVERYTHING}
 
 
 @dataclass(frozen=True)
 class SearchWish:
-    """What was asked of the search. storage: an Optuna storage URL, None for memory."""
+    """What was asked of the search. storage: an Optuna storage URL, None for memory. study: name to share it under."""
 
     trials: int
     seed: int
     knobs: frozenset[str]
     storage: str | None
+    study: str | None
 
 
 def add_search_flags(group: argparse._ArgumentGroup) -> None:
@@ -37,7 +39,12 @@ def add_search_flags(group: argparse._ArgumentGroup) -> None:
         "and for vLLM with the hook); default vllm",
     )
     group.add_argument(
-        "--storage", metavar="URL", help="keep the trials in this database (sqlite:///trials.db, postgresql://...)"
+        "--storage", metavar="URL", help="keep the trials in this database: sqlite:///trials.db, postgresql+psycopg://..."
+    )
+    group.add_argument(
+        "--study",
+        metavar="NAME",
+        help="with --storage: share the trials with every run under this name, of the same traffic, model and targets",
     )
 
 
@@ -47,9 +54,11 @@ def read_search(args: argparse.Namespace) -> SearchWish:
         raise InputError(f"--engine is {args.engine!r}, must be one of {', '.join(KNOBS)}; choose one")
     trials = TRIALS if args.trials is None else parse_count(args.trials, "--trials", high=100_000)
     seed = 0 if args.seed is None else parse_count(args.seed, "--seed", low=0, high=2**32 - 1)
+    if args.study is not None and (args.storage is None or not args.study.strip() or len(args.study) > 100):
+        raise InputError("--study names 1 to 100 letters and goes with --storage; give both or neither")
     if args.storage is not None:
         check_storage(args.storage)
-    return SearchWish(trials, seed, KNOBS[args.engine], args.storage)
+    return SearchWish(trials, seed, KNOBS[args.engine], args.storage, args.study)
 
 
 def check_storage(url: str) -> None:
@@ -57,14 +66,14 @@ def check_storage(url: str) -> None:
     try:
         parsed = sqlalchemy.make_url(url)
     except ArgumentError:
-        raise InputError("--storage is not a database URL; write sqlite:///trials.db or postgresql://...") from None
+        raise InputError(f"--storage is not a database URL; write {_EXAMPLES}") from None
     shown = parsed.render_as_string(hide_password=True)
     try:
         engine = sqlalchemy.create_engine(parsed)
     except ModuleNotFoundError as error:
         raise InputError(f"--storage {shown} needs the driver {error.name!r}; pip install it") from None
     except SQLAlchemyError:
-        raise InputError(f"--storage {shown} is of no kind that is known; write sqlite:///trials.db") from None
+        raise InputError(f"--storage {shown} is of no kind that is known; write {_EXAMPLES}") from None
     try:
         with engine.connect():
             pass

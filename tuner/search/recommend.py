@@ -15,6 +15,7 @@ from policies.step_time import StepCost, StepModel, priced
 from tuner.search import baselines
 from tuner.search.arena import PARALLEL, Track
 from tuner.search.evaluation import Evaluation, Recommendation, Role, Verdict
+from tuner.search.identity import study_key
 from tuner.search.objective import evaluate
 from tuner.search.rank import SAME_SHARE, alike, binding, noise, rank, to_set, value, verdict
 from tuner.search.slices import slices
@@ -50,11 +51,15 @@ def recommend(
     knobs: frozenset[str] = STOCK_VLLM,
     draws: Sequence[Model] = (),
     storage: str | None = None,
+    study: str | None = None,
+    sampler: str = "tpe",
 ) -> Recommendation:
     """Search ``knobs`` for ``slo`` on the twin.
 
     draws: other step models that the measurements allow; leaders count by their worst. storage: an Optuna storage
-    URL, None for memory. progress(stage, done, total) is called as trials come in. Deterministic for equal arguments.
+    URL, None for memory. study: name under which trials are shared with other runs of the same traffic, engine, model,
+    targets and knobs, now or earlier; None: with nobody. progress(stage, done, total) is called as trials come in.
+    Deterministic for equal arguments and no study shared.
     Raises InputError when ``current`` is outside the boot envelope, the range is empty or no request fits the KV pool.
     """
     tell = progress or (lambda stage, done, total: None)
@@ -72,10 +77,13 @@ def recommend(
     fixed = track.whole.run(starts, lambda done: tell("baselines", done, len(starts)))
     paid = track.paid_steps
 
-    study = SettingStudy(space, sampler="tpe", seed=seed, storage=storage)
+    name = study and study_key(study, traffic if windows is None else windows, space, engine, model, slo)
+    kept = SettingStudy(space, sampler=sampler, seed=seed, storage=storage, name=name)
     for setting in (current, *_warm(fixed, slo)):
-        study.enqueue(setting)
-    looks = _search(study, track, slo, trials, lambda done: tell("search", done, trials))
+        kept.enqueue(setting)
+    looks = _search(kept, track, slo, trials, lambda done: tell("search", done, trials))
+    if name:  # the best that other runs found counts too
+        looks += track.look([told.setting for told in kept.told()[:LEADERS]], Role.SEARCH)
     leaders = track.lead(looks, Role.SEARCH, LEADERS, lambda e: rank(e, slo))
     steps = track.paid_steps - paid
 
@@ -103,9 +111,9 @@ def recommend(
         noise=uncertainty,
         current_result=now_result,
         best_result=best_result,
-        sampler="tpe",
+        sampler=sampler,
         seed=seed,
-        trials=len(looks),
+        trials=trials,
         simulated_steps=steps,
         burst_attainment=burst_share,
         binding_target=binding(best.margins),
