@@ -39,6 +39,9 @@ class CycleReason(StrEnum):
     STORE_FAILED = "store_failed"  # the cycle could not be written down, so nothing was pushed
     NULL_RESULT = "null_result"  # the setting in force is within noise of the best
     NO_TARGETS_MISSED = "no_targets_missed"  # everybody is served within the targets already
+    FROZEN_BY_SIGNAL = "frozen_by_signal"  # one of the signals says that no setting can be judged now
+    ABORT_STORM = "abort_storm"  # so many requests hung up that the window says nothing
+    FOUND_FOREIGN = "found_foreign"  # our lease holds a setting that nobody here remembers: taken back
 
 
 class Stage(StrEnum):
