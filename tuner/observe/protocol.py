@@ -1,0 +1,238 @@
+"""Reads an engine through its port: the state and every row since the last read, whole or not at all."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from policies import wire
+from policies.errors import bad_value
+from tuner.clock import Clock
+from tuner.observe.rows import FloatArray, RequestRows, StepRows
+from tuner.ports.base import Port, PortError, PortFault
+
+MAX_PAGES = 64  # of each kind in one read
+_STARTS = 3  # starts of the engine to put up with within one read
+
+C = TypeVar("C", wire.StepColumns, wire.RequestColumns)
+T = TypeVar("T", wire.State, wire.StepColumns, wire.RequestColumns)
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What one read brought. Instants without another word are seconds on the engine's clock.
+
+    steps, requests: rows since the last read, in order. lost_steps, lost_requests: rows that the engine overwrote
+    before they could be read; those of the first read of a controller (``first``) ran before it looked. restarted:
+    the engine was started anew since the last read, so all rows are of the new start. behind: there are more rows
+    than one read fetches; read again. in_system: requests running and waiting, of those that the newest step knew and
+    at least 1 while a step is in flight. busy: in_system is above 0.
+    metrics_age_s: for how long the engine has had something to do without a step coming to its end: 0 when it has
+    nothing to do, NaN when that cannot be told. read_at_s: on the controller's clock. clock_offset_s: the engine's
+    clock minus the controller's, known within half of clock_trip_s.
+    """
+
+    state: wire.State
+    steps: StepRows
+    requests: RequestRows
+    lost_steps: int
+    lost_requests: int
+    first: bool
+    restarted: bool
+    behind: bool
+    in_system: int
+    busy: bool
+    metrics_age_s: float
+    read_at_s: float
+    clock_offset_s: float
+    clock_trip_s: float
+
+    @property
+    def boot_id(self) -> str:
+        return self.state.boot_id
+
+    @property
+    def now_s(self) -> float:
+        """When the state was true; rows may be newer."""
+        return self.state.now_s
+
+
+def _nothing() -> FloatArray:
+    return np.zeros(0)
+
+
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """How far the rows of one start of the engine have been read, and what was to do then.
+
+    in_system: requests running and waiting in the newest step, which ended at end_s. finishes_s: ends of requests
+    after ``since_s``, the start of that step. seen_s: when the last read was. flight: number of the step that was in
+    flight then, -1 for none; flight_s: when it had not begun yet, NaN when not known.
+    """
+
+    boot_id: str
+    steps: int = -1
+    requests: int = -1
+    in_system: int = 0
+    since_s: float = -math.inf
+    end_s: float = math.nan
+    finishes_s: FloatArray = field(default_factory=_nothing)
+    seen_s: float = math.nan
+    flight: int = -1
+    flight_s: float = math.nan
+
+    def later(self, steps: StepRows, requests: RequestRows, begun: int, now_s: float) -> "_Place":
+        """The place after these rows; begun: steps begun until now_s."""
+        after = replace(self, seen_s=now_s)
+        if len(steps):
+            start_s, duration_s = float(steps.start_s[-1]), float(steps.duration_s[-1])
+            after = replace(
+                after,
+                steps=int(steps.step[-1]),
+                in_system=int(steps.running[-1] + steps.waiting[-1]),
+                # The step before may have ended, with its requests, in the very instant in which this one starts.
+                since_s=start_s if duration_s > 0.0 else math.nextafter(start_s, -math.inf),
+                end_s=start_s + duration_s,
+            )
+        flight = begun - 1 if begun - 1 > after.steps else -1
+        if flight != self.flight:
+            after = replace(after, flight=flight, flight_s=self.seen_s)
+        # The row of a request may be read before the row of the step that ended it: keep it for that one.
+        finishes_s = np.concatenate([self.finishes_s, np.where(np.isnan(requests.finish_s), now_s, requests.finish_s)])
+        newest = int(requests.sequence[-1]) if len(requests) else self.requests
+        return replace(after, requests=newest, finishes_s=finishes_s[finishes_s > after.since_s])
+
+    @property
+    def left(self) -> int:
+        """Requests of the newest step that have not ended since."""
+        return max(0, self.in_system - len(self.finishes_s))
+
+    @property
+    def busy(self) -> bool:
+        return self.left > 0 or self.flight >= 0
+
+    @property
+    def age_s(self) -> float:
+        """For how long there has been something to do and no step came to its end; NaN: cannot be told."""
+        if self.left > 0:
+            return max(0.0, self.seen_s - self.end_s)
+        if self.flight >= 0:
+            known = not math.isnan(self.flight_s)
+            return max(0.0, self.seen_s - float(np.fmax(self.end_s, self.flight_s))) if known else math.nan
+        return 0.0
+
+
+class _Trips:
+    """Times every request of a read: the shortest trip says most about the other clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.trip_s = math.inf
+        self.offset_s = math.nan
+
+    def ask(self, call: Callable[[], T]) -> T:
+        asked_s = self._clock.now_s()
+        answer = call()
+        answered_s = self._clock.now_s()
+        if answered_s - asked_s < self.trip_s:
+            self.trip_s = answered_s - asked_s
+            self.offset_s = answer.now_s - (asked_s + answered_s) / 2
+        return answer
+
+
+class ProtocolReader:
+    """Reads one engine, one read at a time.
+
+    A read that fails leaves the place where it was, so its rows come with the next one. max_pages: pages of steps,
+    and of requests, in one read.
+    """
+
+    def __init__(self, port: Port, clock: Clock, max_pages: int = MAX_PAGES) -> None:
+        if max_pages < 1:
+            raise bad_value("max_pages", max_pages, "at least 1", "read a page or more")
+        self._port, self._clock, self._max_pages = port, clock, max_pages
+        self._place: _Place | None = None
+
+    def read(self) -> Reading:
+        """The state and all rows since the last read. Raises PortError only."""
+        for _ in range(_STARTS):
+            reading = self._read_one_start()
+            if reading is not None:
+                return reading
+        raise PortError(
+            PortFault.UNREACHABLE,
+            f"engine {self._port.address} was started anew {_STARTS} times while it was read; see why it ends",
+        )
+
+    def _read_one_start(self) -> Reading | None:
+        """None when the engine was started anew in between."""
+        trips = _Trips(self._clock)
+        state = trips.ask(self._port.state)
+        before = self._place
+        same = before is not None and before.boot_id == state.boot_id
+        place = before if before is not None and same else _Place(state.boot_id)
+        steps = self._pages(trips, self._port.steps_after, place.steps, state, _all_steps)
+        requests = self._pages(trips, self._port.requests_after, place.requests, state, _all_requests)
+        if steps.anew or requests.anew:
+            return None
+        step_rows = StepRows.join([StepRows.from_wire(page) for page in steps.pages])
+        request_rows = RequestRows.join([RequestRows.from_wire(page) for page in requests.pages])
+        place = place.later(step_rows, request_rows, state.step, state.now_s)
+        self._place = place
+        return Reading(
+            state=state,
+            steps=step_rows,
+            requests=request_rows,
+            lost_steps=sum(page.lost for page in steps.pages),
+            lost_requests=sum(page.lost for page in requests.pages),
+            first=before is None,
+            restarted=before is not None and not same,
+            behind=steps.behind or requests.behind,
+            in_system=max(place.left, int(place.busy)),
+            busy=place.busy,
+            metrics_age_s=place.age_s,
+            read_at_s=self._clock.now_s(),
+            clock_offset_s=trips.offset_s,
+            clock_trip_s=trips.trip_s,
+        )
+
+    def _pages(
+        self,
+        trips: _Trips,
+        ask: Callable[[int], C],
+        after: int,
+        state: wire.State,
+        enough: Callable[[C, wire.State], bool],
+    ) -> "_Pages[C]":
+        """Pages until one is empty, holds all that had happened when the state was read, or is the last allowed."""
+        pages: list[C] = []
+        while len(pages) < self._max_pages:
+            page = trips.ask(partial(ask, after))
+            if page.boot_id != state.boot_id:
+                return _Pages(pages, anew=True)
+            pages.append(page)
+            if page.next == after or enough(page, state):
+                return _Pages(pages)
+            after = page.next
+        return _Pages(pages, behind=True)
+
+
+@dataclass(frozen=True)
+class _Pages(Generic[C]):
+    """anew: the engine was started anew meanwhile. behind: there may be more."""
+
+    pages: list[C]
+    anew: bool = False
+    behind: bool = False
+
+
+def _all_steps(page: wire.StepColumns, state: wire.State) -> bool:
+    return page.next >= state.step - 1
+
+
+def _all_requests(page: wire.RequestColumns, state: wire.State) -> bool:
+    last_s = page.finish_s[-1]
+    return last_s is not None and last_s >= state.now_s

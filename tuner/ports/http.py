@@ -1,0 +1,145 @@
+"""The tuning protocol over HTTP (DESIGN section 6): our own engine, and vLLM with the hook."""
+
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from policies import wire
+from policies.errors import InputError
+from tuner.clock import Clock
+from tuner.ports.base import PortError, PortFault
+from tuner.ports.fetch import Fetcher, Reply, Timeouts
+
+__all__ = ["PREFIX", "HttpPort", "Timeouts"]
+
+PREFIX = "/tuning/v1"
+_REFUSALS = frozenset(wire.REFUSAL_STATUS.values())
+
+M = TypeVar("M", bound=wire.Message)
+
+
+class HttpPort:
+    """``tuner.ports.base.Port`` for one engine.
+
+    base_url: http, https or ``unix:/path``. token_file: read again for every request. ca_file: certificates (PEM) to
+    trust for https instead of the system's. Raises InputError when one of them cannot be used; afterwards only
+    PortError.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        token_file: Path | None = None,
+        timeouts: Timeouts | None = None,
+        *,
+        ca_file: Path | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._fetcher = Fetcher(base_url, token_file, timeouts, ca_file=ca_file, clock=clock)
+
+    @property
+    def address(self) -> str:
+        return str(self._fetcher.where)
+
+    def state(self) -> wire.State:
+        return self._read(wire.State, f"{PREFIX}/state")
+
+    def steps_after(self, after: int) -> wire.StepColumns:
+        page = self._read(wire.StepColumns, f"{PREFIX}/steps?after={after}")
+        self._as_asked(page.after, after)
+        return page
+
+    def requests_after(self, after: int) -> wire.RequestColumns:
+        page = self._read(wire.RequestColumns, f"{PREFIX}/requests?after={after}")
+        self._as_asked(page.after, after)
+        return page
+
+    def push(self, request: wire.PushRequest) -> wire.PushAnswer | wire.Refusal:
+        return self._change("PUT", f"{PREFIX}/knobs", request)
+
+    def revert(self, request: wire.RevertRequest) -> wire.PushAnswer | wire.Refusal:
+        return self._change("DELETE", f"{PREFIX}/lease", request)
+
+    def resume(self, request: wire.ResumeRequest) -> wire.PushAnswer | wire.Refusal:
+        return self._change("POST", f"{PREFIX}/resume", request)
+
+    def close(self) -> None:
+        self._fetcher.close()
+
+    def _read(self, kind: type[M], path: str) -> M:
+        reply = self._fetcher.ask("GET", path, limit_bytes=wire.MAX_ANSWER_BYTES)
+        if reply.status != 200:
+            raise self._status_error(reply, path)
+        return self._parse(kind, reply.body)
+
+    def _change(self, method: str, path: str, request: wire.Message) -> wire.PushAnswer | wire.Refusal:
+        body = request.model_dump_json().encode()
+        reply = self._fetcher.ask(method, path, body, limit_bytes=wire.MAX_ANSWER_BYTES)
+        if reply.status == 200:
+            return self._parse(wire.PushAnswer, reply.body)
+        if reply.status in _REFUSALS:
+            return self._refusal(reply, path)
+        raise self._status_error(reply, path)
+
+    def _refusal(self, reply: Reply, path: str) -> wire.Refusal:
+        """A 503 without one comes from something in between; a 409 or 422 without one is nonsense."""
+        try:
+            refusal = self._parse(wire.Refusal, reply.body)
+        except PortError as error:
+            if reply.status == 503 and error.fault is PortFault.GARBAGE:
+                raise self._status_error(reply, path) from error
+            raise
+        if wire.REFUSAL_STATUS[refusal.code] != reply.status:
+            raise self._garbage(f"refusal {refusal.code!r} came with status {reply.status}")
+        return refusal
+
+    def _status_error(self, reply: Reply, path: str) -> PortError:
+        status = f"{path.partition('?')[0]} answers {reply.status}"
+        if reply.status == 401:
+            return self._fetcher.fail(PortFault.UNAUTHORIZED, f"{status}: token missing or wrong; see --token-file")
+        if reply.status == 403:
+            return self._fetcher.fail(
+                PortFault.READ_ONLY, f"{status}: it takes no pushes; start it with a token file for tuning"
+            )
+        if reply.status in (404, 405):
+            return self._fetcher.fail(
+                PortFault.NO_PROTOCOL,
+                f"{status}: no tuning protocol here; is the hook loaded, the port right, a token file set?",
+            )
+        if 300 <= reply.status < 400:
+            return self._fetcher.fail(
+                PortFault.NO_PROTOCOL, f"{status} to {reply.location!r}: redirects are not followed; name that address"
+            )
+        return self._fetcher.fail(PortFault.SERVER_ERROR, f"{status}; see the engine's log")
+
+    def _parse(self, kind: type[M], body: bytes) -> M:
+        try:
+            return wire.parse(kind, body, wire.MAX_ANSWER_BYTES)
+        except InputError as error:
+            version = _version(body)
+            if version not in (None, wire.PROTOCOL_VERSION):
+                raise self._fetcher.fail(
+                    PortFault.PROTOCOL_MISMATCH,
+                    f"it speaks protocol version {version}, this is {wire.PROTOCOL_VERSION}; use matching releases",
+                ) from error
+            raise self._garbage(str(error)) from error
+
+    def _garbage(self, what: str) -> PortError:
+        return self._fetcher.fail(PortFault.GARBAGE, " ".join(what.split())[:500])
+
+    def _as_asked(self, after: int, asked: int) -> None:
+        if after != asked:
+            raise self._garbage(f"rows after {asked} were asked for and rows after {after} came")
+
+
+class _Peek(BaseModel):
+    protocol_version: int
+
+
+def _version(body: bytes) -> int | None:
+    """The version that an answer names, whatever else it says."""
+    try:
+        return _Peek.model_validate_json(body).protocol_version
+    except ValidationError:
+        return None
