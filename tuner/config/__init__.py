@@ -1,0 +1,21 @@
+"""The configuration: ``Config`` is the value, ``load_config`` makes it from YAML, environment and flags."""
+
+from tuner.config.load import Override, json_schema, load_config
+from tuner.config.model import Config
+from tuner.config.sections import (
+    CadenceSection,
+    EngineSection,
+    GuardSection,
+    LogSection,
+    MaintenanceSection,
+    RetentionSection,
+    RollbackSection,
+    SearchSection,
+    TargetSection,
+)
+from tuner.config.tokens import TokenFile
+
+__all__ = [
+    "CadenceSection", "Config", "EngineSection", "GuardSection", "LogSection", "MaintenanceSection", "Override",
+    "RetentionSection", "RollbackSection", "SearchSection", "TargetSection", "TokenFile", "json_schema", "load_config",
+]  # fmt: skip

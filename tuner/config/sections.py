@@ -1,0 +1,176 @@
+"""The parts of the configuration. A key that ends in ``_s`` takes seconds, or a text with a unit such as 5m."""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from policies.lease import MAX_LEASE_S
+from policies.limits import GuardLimits, WeekSpan
+from policies.targets import Metric, Target
+from policies.verify import RollbackThresholds
+from tuner.config.values import BoundText, Line, Name, Seconds, SecondsOrNone, Span, Url, duration_s, week_spans, wrong
+
+LEASE_CYCLES = 3  # a lease outlives this many cycles, so that one failed cycle does not end it
+MEGABYTE = 1_000_000
+
+
+class Section(BaseModel):
+    """Frozen, strict, and nothing that is not named."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, hide_input_in_errors=True)
+
+
+class EngineSection(Section):
+    """The one engine that is tuned. name: in logs and metrics (default: host and port of the address)."""
+
+    url: Url
+    name: Name | None = None
+    token_file: Path | None = Field(default=None, description="the tuning token of the engine, read at every use")
+    timeout_s: Seconds = Field(default=5.0, description="longest wait for one answer of the engine")
+
+    @property
+    def shown_name(self) -> str:
+        return self.name or self.url.partition("://")[2]
+
+
+class TargetSection(Section):
+    """At least share ``quantile`` of ``metric`` within ``bound``, such as 2s or 30ms."""
+
+    metric: Metric
+    quantile: Annotated[float, Field(gt=0, le=1)] = 0.99
+    bound: BoundText
+
+    @property
+    def bound_s(self) -> float:
+        return duration_s(self.bound)
+
+    def target(self) -> Target:
+        return Target(self.metric, self.bound_s, self.quantile)
+
+
+class CadenceSection(Section):
+    """When what happens. window_s: how much of the latest traffic a proposal is searched on."""
+
+    cycle_s: Annotated[Seconds, Field(ge=0.05, description="time from one cycle to the next")] = 15.0
+    window_s: Seconds = Field(default=300.0, description="traffic that a proposal is searched on")
+    search_every_s: Seconds = Field(default=300.0, description="longest time between two searches on steady traffic")
+    lease_s: Annotated[Seconds, Field(le=MAX_LEASE_S, description="how long a push holds without renewal")] = 120.0
+    verify_min_requests: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+        default=200, description="ended requests after a push before it is judged"
+    )
+    verify_max_s: Seconds = Field(default=600.0, description="longest window after which a push is judged")
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        least_s = LEASE_CYCLES * self.cycle_s
+        if self.lease_s < least_s:
+            bound = f"at least {least_s:g} ({LEASE_CYCLES} x cadence.cycle_s, which is {self.cycle_s:g})"
+            raise wrong(self.lease_s, bound, "raise it, or make cycles shorter", "cadence.lease_s")
+        for name in ("window_s", "search_every_s", "verify_max_s"):
+            if getattr(self, name) < self.cycle_s:
+                bound = f"at least cadence.cycle_s, which is {self.cycle_s:g}"
+                raise wrong(getattr(self, name), bound, "raise it, or make cycles shorter", f"cadence.{name}")
+        return self
+
+
+class SearchSection(Section):
+    """Limits of the child process that holds twin and search."""
+
+    trials: Annotated[int, Field(ge=2, le=100_000)] = Field(default=100, description="settings tried in one search")
+    timeout_s: Seconds = Field(default=180.0, description="longest time for one search, then the child is ended")
+    memory_bytes: Annotated[int, Field(ge=300 * MEGABYTE, le=10**13)] = Field(
+        default=2_000 * MEGABYTE, description="most memory of the child"
+    )
+    nice: Annotated[int, Field(ge=0, le=19)] = Field(default=10, description="how far the child stands back")
+    idle_exit_s: Seconds = Field(default=60.0, description="the child ends after so long without work")
+    seed: Annotated[int, Field(ge=0, le=2**31)] = 0
+
+
+class GuardSection(Section):
+    """``policies.limits.GuardLimits`` but for the windows of the week. Gains are shares of requests, 0..1."""
+
+    largest_ratio: Annotated[float, Field(gt=1, le=1e6)] = Field(
+        default=GuardLimits.largest_ratio, description="a push moves a knob at most by this factor"
+    )
+    dwell_s: SecondsOrNone = Field(default=GuardLimits.dwell_s, description="least time between two pushes")
+    min_gain: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=GuardLimits.min_gain, description="least predicted gain in attainment that is worth a push"
+    )
+    exploration_slo_s_per_day: SecondsOrNone = Field(
+        default=GuardLimits.exploration_slo_s_per_day,
+        description="what trials may cost a day, in seconds in which every request misses its targets",
+    )
+    max_metrics_age_s: Seconds = Field(
+        default=GuardLimits.max_metrics_age_s, description="no push on data older than this"
+    )
+    max_inconclusive_s: SecondsOrNone = Field(
+        default=GuardLimits.max_inconclusive_s, description="a push without a verdict is taken back after this time"
+    )
+    kv_full: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=GuardLimits.kv_full, description="KV usage from which preemptions count as KV bound"
+    )
+    min_shadow_s: SecondsOrNone = Field(
+        default=GuardLimits.min_shadow_s, description="time in shadow before a push is allowed in live mode"
+    )
+
+
+class RollbackSection(Section):
+    """``policies.verify.RollbackThresholds``: what is never accepted. A key that is left out has no threshold."""
+
+    gap_p99_s: Seconds | None = None
+    queue_p99_s: Seconds | None = None
+    preemptions_per_s: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    failed_share: Annotated[float, Field(ge=0, le=1)] | None = None
+
+    def thresholds(self) -> RollbackThresholds:
+        return RollbackThresholds(**{name: value for name, value in self if value is not None})
+
+
+class MaintenanceSection(Section):
+    """Windows of the week in the operator's zone. push_only: when any are given, pushes happen inside them alone."""
+
+    timezone: Name = "UTC"
+    no_push: Annotated[tuple[Span, ...], Field(max_length=100)] = ()
+    push_only: Annotated[tuple[Span, ...], Field(max_length=100)] = ()
+
+    @model_validator(mode="after")
+    def _zone_exists(self) -> Self:
+        try:
+            ZoneInfo(self.timezone)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            remedy = "correct it, or install the time zones (package tzdata)"
+            raise wrong(self.timezone, "a time zone such as Europe/Berlin", remedy, "maintenance.timezone") from None
+        return self
+
+    @property
+    def zone(self) -> ZoneInfo:
+        return ZoneInfo(self.timezone)
+
+    def spans(self, texts: tuple[str, ...]) -> tuple[WeekSpan, ...]:
+        return tuple(span for text in texts for span in week_spans(text))
+
+
+class RetentionSection(Section):
+    """How much of the past the state file keeps: whichever of the two is less. Pushes are kept ten times as long."""
+
+    days: Annotated[float, Field(gt=0, le=3650)] = 14.0
+    rows: Annotated[int, Field(ge=10, le=10_000_000)] = Field(default=100_000, description="cycles kept")
+    studies_bytes: Annotated[int, Field(ge=MEGABYTE, le=10**12)] = Field(
+        default=200 * MEGABYTE, description="studies.db is begun anew at a start once it is larger"
+    )
+
+
+class LogSection(Section):
+    """One line an outcome on standard error, in logfmt or JSON."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["logfmt", "json"] = "logfmt"
+
+
+SearchKnob = Literal[
+    "step_tokens", "chunk_cap_tokens", "max_partial_prefills", "max_long_partial_prefills", "max_running",
+    "budget_policy", "order_policy",
+]  # fmt: skip
+StorageUrl = Line
