@@ -89,9 +89,8 @@ Sink = Callable[[TokenEvent], None]
 Deliver = Callable[[Sequence[tuple[Sink, TokenEvent]]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One step as it ran: a row of ``wire.StepColumns``, units there.
+class StepRecord(NamedTuple):
+    """One step as it ran: a row of ``wire.StepColumns``, units there. (A tuple: it is made in every step.)
 
     duration_s: taking arrivals to publishing, so that records in a row add up to the time they took.
     """

@@ -7,7 +7,7 @@ whole or not at all.
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from threading import Lock
 from typing import Any, Generic, TypeVar
@@ -34,7 +34,7 @@ _ENDED = {
     FinishReason.CANCELLED: "aborted",
     FinishReason.FAILED: "failed",
 }
-_STEP_COLUMNS = tuple(name for name in StepRecord.__slots__)
+_STEP_COLUMNS = StepRecord._fields
 _REQUEST_COLUMNS = (
     "sequence", "arrival_s", "scheduled_s", "ttft_s", "finish_s", "prompt_tokens", "cached_tokens", "output_tokens",
     "gap_count", "longest_gap_s", "preemptions",
@@ -59,13 +59,21 @@ class Ring(Generic[T]):
             self._rows[self._count % self._capacity] = (number, row)
         self._count += 1
 
-    def after(self, number: int) -> tuple[list[tuple[int, T]], int]:
-        """Rows above ``number`` in order, and how many such rows are gone, given that numbers have no holes."""
-        at = self._count % self._capacity
-        ordered = self._rows if self._count <= self._capacity else self._rows[at:] + self._rows[:at]
-        rows = [row for row in ordered if row[0] > number]
-        gone = max(0, ordered[0][0] - number - 1) if ordered and self._count > self._capacity else 0
-        return rows, gone
+    def after(self, number: int, most: int = wire.MAX_ROWS) -> tuple[list[tuple[int, T]], int]:
+        """The first ``most`` rows above ``number`` in order, and how many such rows are gone, given that numbers have
+        no holes. Touches no other row, for whoever appends waits meanwhile."""
+        rows, kept = self._rows, len(self._rows)
+        full = self._count > self._capacity
+        oldest = self._count % self._capacity if full else 0
+        low, high = 0, kept
+        while low < high:
+            middle = (low + high) // 2
+            if rows[(oldest + middle) % kept][0] > number:
+                high = middle
+            else:
+                low = middle + 1
+        found = [rows[(oldest + place) % kept] for place in range(low, min(kept, low + most))]
+        return found, max(0, rows[oldest][0] - number - 1) if full else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +121,7 @@ class TuningDesk:
         self._next_step = 0
         self._steps: Ring[StepRecord] = Ring(ring_rows)
         self._requests: Ring[RequestRecord] = Ring(ring_rows)
+        self._notes: tuple[str, ...] = ()
         self.boot_id = secrets.token_hex(8)
         self.observer: Observer | None = None
 
@@ -131,6 +140,25 @@ class TuningDesk:
         """The step that began computes nothing: its number goes to the next one."""
         with self._lock:
             self._next_step -= 1
+
+    def note(self, text: str) -> None:
+        """Something that whoever reads the state should know; cut to what the schema takes."""
+        with self._lock:
+            self._notes = (*self._notes, text[:200])[: wire.MAX_NOTES]
+
+    def close(self, text: str) -> None:
+        """Boot setting now, and from here on every knob moves only by a restart; ``text`` says why in the state."""
+        self.note(text)
+        with self._lock:
+            bounds = tuple(replace(bound, mode=Mode.RESTART) for bound in self._book.envelope.by_name.values())
+            self._book = replace(
+                self._book,
+                envelope=Envelope(bounds),
+                setting=self._book.boot,
+                lease=None,
+                step_model=None,
+                revision=self._book.revision + 1,
+            )
 
     def lease_left_s(self) -> float:
         """Seconds; 0 without a lease. Ends a lease that is over."""
@@ -179,6 +207,7 @@ class TuningDesk:
                 actor=held.actor, reason=held.reason, left_s=held.left_s(now_s), length_s=held.length_s
             ),
             step=step,
+            notes=self._notes,
         )
 
     def push(self, request: wire.PushRequest) -> wire.PushAnswer | wire.Refusal:
@@ -239,8 +268,7 @@ class TuningDesk:
 
     def _read(self, ring: Ring[T], after: int) -> tuple[list[T], dict[str, Any]]:
         with self._lock:
-            rows, lost = ring.after(after)
-        rows = rows[:ANSWER_ROWS]
+            rows, lost = ring.after(after, ANSWER_ROWS)
         following = rows[-1][0] if rows else after
         common = {"boot_id": self.boot_id, "now_s": self._now_s(), "after": after, "next": following, "lost": lost}
         return [row for _, row in rows], common

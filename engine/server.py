@@ -14,19 +14,24 @@ from engine.server_auth import SecretFile
 from engine.server_errors import ApiError, answer_api_error, answer_defect, answer_http_error
 from engine.server_openai import Service, openai_routes
 from engine.server_tuning import tuning_routes
+from engine.tuning_source import OwnEngine
 
 
 def public_app(service: Service, metrics: Metrics, tuning_secret: SecretFile | None) -> Starlette:
     """What the public port serves. The tuning routes are there only with a secret."""
     routes = [*_status_routes(service.engine, metrics), *openai_routes(service)]
     if tuning_secret is not None:
-        routes += tuning_routes(service.engine, tuning_secret)
+        routes += _tuning_routes(service.engine, tuning_secret)
     return _app(routes)
 
 
 def private_app(engine: Engine, metrics: Metrics, tuning_secret: SecretFile | None) -> Starlette:
     """What a loopback port or a Unix socket of its own serves: the tuning routes, read-only without a secret."""
-    return _app([*_status_routes(engine, metrics), *tuning_routes(engine, tuning_secret)])
+    return _app([*_status_routes(engine, metrics), *_tuning_routes(engine, tuning_secret)])
+
+
+def _tuning_routes(engine: Engine, secret: SecretFile | None) -> list[Route]:
+    return tuning_routes(OwnEngine(engine), secret, token_with="--tuning-token-file")
 
 
 def _app(routes: Sequence[Route]) -> Starlette:

@@ -4,67 +4,61 @@ With a token reads and writes both need it. Without one they are read-only and b
 socket of their own, never on a public port: the address of a peer is no proof of anything.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from engine.interface import Engine, Tuning
 from engine.server_auth import SecretFile, require
 from engine.server_errors import ApiError
 from engine.server_limits import read_body
 from engine.server_openapi import openapi
+from engine.tuning_source import CHANGES, Change, Read, TuningSource
 from policies import wire
 from policies.errors import InputError
 
 PREFIX = "/tuning/v1"
 _BODY_S = 10.0
-_READ_ONLY = "read-only: this engine was started without --tuning-token-file, so nothing can be changed"
 _MOST_AFTER = 2**53
 
 Handler = Callable[[Request], Awaitable[Response]]
-W = TypeVar("W", bound=wire.Message)
 
 
-def tuning_routes(engine: Engine, secret: SecretFile | None) -> list[Route]:
-    """The protocol's routes; without a secret those that change something refuse with 403."""
+def tuning_routes(source: TuningSource, secret: SecretFile | None, token_with: str) -> list[Route]:
+    """The protocol's routes; without a secret those that change something refuse with 403.
 
-    def guarded(handler: Handler) -> Handler:
+    token_with: how an operator gives this engine its token file, for the text of that refusal.
+    """
+
+    def guarded(handler: Handler, writes: bool = False) -> Handler:
         async def guard(request: Request) -> Response:
-            require(secret, request)
-            return await handler(request)
+            try:
+                if writes and secret is None:
+                    raise ApiError(403, _read_only(token_with), code="read_only")
+                require(secret, request)
+                return await handler(request)
+            except ApiError as error:  # here, for the application around us may be somebody else's
+                return error.response()
 
         return guard
 
-    def writing(handler: Handler) -> Handler:
-        async def guard(request: Request) -> Response:
-            if secret is None:
-                raise ApiError(403, _READ_ONLY, code="read_only")
-            require(secret, request)
-            return await handler(request)
+    def changing(what: Change) -> Handler:
+        async def handler(request: Request) -> Response:
+            return await _change(source, request, what)
 
-        return guard
+        return guarded(handler, writes=True)
 
     async def state(request: Request) -> Response:
-        return await _read(engine, request, lambda tuning: tuning.tuning_state())
+        if request.query_params:
+            return await _malformed(source, f"unknown query parameter {next(iter(request.query_params))!r:.100}")
+        return _json(await source.read("state", -1))
 
     async def steps(request: Request) -> Response:
-        return await _rows(engine, request, lambda tuning, after: tuning.steps_after(after))
+        return await _rows(source, request, "steps")
 
     async def requests(request: Request) -> Response:
-        return await _rows(engine, request, lambda tuning, after: tuning.requests_after(after))
-
-    async def push(request: Request) -> Response:
-        return await _change(engine, request, wire.PushRequest, lambda tuning, wish: tuning.push(wish))
-
-    async def revert(request: Request) -> Response:
-        return await _change(engine, request, wire.RevertRequest, lambda tuning, wish: tuning.revert(wish))
-
-    async def resume(request: Request) -> Response:
-        return await _change(engine, request, wire.ResumeRequest, lambda tuning, wish: tuning.resume(wish))
+        return await _rows(source, request, "requests")
 
     async def page(request: Request) -> Response:
         return JSONResponse(openapi(read_only=secret is None))
@@ -74,50 +68,45 @@ def tuning_routes(engine: Engine, secret: SecretFile | None) -> list[Route]:
         Route(f"{PREFIX}/steps", guarded(steps), methods=["GET"]),
         Route(f"{PREFIX}/requests", guarded(requests), methods=["GET"]),
         Route(f"{PREFIX}/openapi.json", guarded(page), methods=["GET"]),
-        Route(f"{PREFIX}/knobs", writing(push), methods=["PUT"]),
-        Route(f"{PREFIX}/lease", writing(revert), methods=["DELETE"]),
-        Route(f"{PREFIX}/resume", writing(resume), methods=["POST"]),
+        Route(f"{PREFIX}/knobs", changing("push"), methods=["PUT"]),
+        Route(f"{PREFIX}/lease", changing("revert"), methods=["DELETE"]),
+        Route(f"{PREFIX}/resume", changing("resume"), methods=["POST"]),
     ]
 
 
-def _json(message: wire.Message, status: int = 200) -> Response:
-    return Response(message.model_dump_json(), status, media_type="application/json")
+def _read_only(token_with: str) -> str:
+    return f"read-only: this engine was started without {token_with}, so nothing can be changed"
 
 
-def _malformed(engine: Engine, message: str, status: int = 422) -> Response:
-    revision = engine.snapshot().revision
-    return _json(wire.Refusal(code="malformed", revision=revision, message=message[:1000]), status)
+def _json(text: str, status: int = 200) -> Response:
+    return Response(text, status, media_type="application/json")
 
 
-async def _read(engine: Engine, request: Request, ask: Callable[[Tuning], wire.Message]) -> Response:
-    if request.query_params:
-        return _malformed(engine, f"unknown query parameter {next(iter(request.query_params))!r:.100}")
-    return await asyncio.to_thread(lambda: _json(ask(engine)))
+async def _malformed(source: TuningSource, message: str, status: int = 422) -> Response:
+    refusal = wire.Refusal(code="malformed", revision=await source.revision(), message=message[:1000])
+    return _json(refusal.model_dump_json(), status)
 
 
-async def _rows(engine: Engine, request: Request, ask: Callable[[Tuning, int], wire.Message]) -> Response:
+async def _rows(source: TuningSource, request: Request, what: Read) -> Response:
     given = request.query_params.multi_items()
     text = given[0][1] if given else "-1"
     digits = text.removeprefix("-")
     if len(given) > 1 or any(name != "after" for name, _ in given):
-        return _malformed(engine, "the only query parameter is after, given once")
+        return await _malformed(source, "the only query parameter is after, given once")
     if not (digits.isascii() and digits.isdecimal() and len(digits) <= 16 and -1 <= int(text) <= _MOST_AFTER):
-        return _malformed(engine, f"after is {text!r:.100}, must be a whole number within -1..{_MOST_AFTER}")
-    # Up to 20,000 rows: made and written in a thread, so that no stream waits for it.
-    return await asyncio.to_thread(lambda: _json(ask(engine, int(text))))
+        return await _malformed(source, f"after is {text!r:.100}, must be a whole number within -1..{_MOST_AFTER}")
+    return _json(await source.read(what, int(text)))
 
 
-async def _change(
-    engine: Engine, request: Request, kind: type[W], change: Callable[[Tuning, W], wire.PushAnswer | wire.Refusal]
-) -> Response:
+async def _change(source: TuningSource, request: Request, what: Change) -> Response:
     try:
         body = await read_body(request, wire.MAX_BODY_BYTES, _BODY_S)
     except ApiError as error:
-        return _malformed(engine, error.message, error.status)
-    empty_is_fine = kind is wire.RevertRequest  # one line of curl must be enough to go back
+        return await _malformed(source, error.message, error.status)
+    empty_is_fine = what == "revert"  # one line of curl must be enough to go back
     try:
-        wish = wire.parse(kind, body or (b"{}" if empty_is_fine else b""))
+        wish = wire.parse(CHANGES[what], body or (b"{}" if empty_is_fine else b""))
     except InputError as error:
-        return _malformed(engine, str(error))
-    answer = await asyncio.to_thread(change, engine, wish)
-    return _json(answer, wire.REFUSAL_STATUS[answer.code] if isinstance(answer, wire.Refusal) else 200)
+        return await _malformed(source, str(error))
+    status, answer = await source.change(what, wish)
+    return _json(answer, status)

@@ -22,6 +22,7 @@ MAX_BODY_BYTES = 65_536  # of what a client may send
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 MAX_ROWS = 20_000
 MAX_GAP_BOUNDS = 16
+MAX_NOTES = 16
 MAX_TOKENS = 10_000_000
 MAX_SECONDS = 1e12
 
@@ -252,7 +253,10 @@ class LeaseState(Wire):
 
 
 class State(Message):
-    """GET /tuning/v1/state. boot_id changes with every start of the engine; step: steps since then."""
+    """GET /tuning/v1/state. boot_id changes with every start of the engine; step: steps since then.
+
+    notes: what whoever tunes it should know, a line each: why it is read-only, which knob is absent and why.
+    """
 
     engine: Text
     engine_version: Text
@@ -265,6 +269,7 @@ class State(Message):
     blocked: bool
     lease: LeaseState | None
     step: Count
+    notes: Annotated[tuple[Text, ...], Field(max_length=MAX_NOTES)] = ()
 
     @model_validator(mode="after")
     def _each_knob_once(self) -> "State":
