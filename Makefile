@@ -67,6 +67,7 @@ fast-tests: $(VENV)/.dev
 	$(BIN)/pytest -q -n 2
 
 engine-tests: $(VENV)/.engine
+	@.ci/postgresql
 	$(BIN)/pytest -q -m "(engine or slow) and not vllm"
 
 vllm-tests: $(VENV)/.dev vllm-env

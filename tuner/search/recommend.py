@@ -31,6 +31,7 @@ Model = StepModel | StepCost
 # A search pays about this many steps on windows; traffic that costs less is replayed whole in every trial.
 SEARCH_STEPS = 6_000_000
 LEAST_SHARE, WHOLE_SHARE = 0.08, 0.6
+SHARED_TRIALS = 200
 LEADERS = 8
 SHORTLIST = 6
 # The burst: twice the rate, for a tenth of the time, from 40 % on. A share this much lower under it is no difference.
@@ -71,7 +72,8 @@ def recommend(
         pool = engine.kv_blocks * engine.boot.block_tokens
         raise bad_value("KV pool", pool, "large enough for at least one request", "raise --kv-tokens")
 
-    windows = _windows(traffic, now.simulated_steps * trials)
+    # Workers of one study look at the same windows, however many trials each of them makes.
+    windows = _windows(traffic, now.simulated_steps * (trials if study is None else SHARED_TRIALS))
     track = Track(windows, traffic, engine, model, slo)
     starts = baselines.starting_points(space, slo, priced(model).formula, now_result)
     fixed = track.whole.run(starts, lambda done: tell("baselines", done, len(starts)))

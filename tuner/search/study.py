@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec
+from socket import gethostname
 from typing import Any, TypeVar
 
 import optuna
@@ -141,6 +142,8 @@ class SettingStudy:
 
     def _ask(self) -> Ticket:
         trial = self._study.ask()
+        if self._shared:
+            trial.set_user_attr("worker", f"{gethostname()}:{os.getpid()}")  # whose it was, should it never end
         setting = self.space.draw(_FromTrial(trial))
         self._trials[trial.number] = trial
         return Ticket(trial.number, setting)
