@@ -1,5 +1,6 @@
 """``Config``: everything that an operator tells the controller, as one frozen value."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
 
@@ -63,8 +64,9 @@ class Config(Section):
     def _fits_together(self) -> Self:
         self._check_targets()
         self._check_bounds()
-        if self.cadence.verify_max_s > self.guard.max_inconclusive_s:
-            bound = f"at least cadence.verify_max_s, which is {self.cadence.verify_max_s:g}"
+        verified_s = self.cadence.settle_s + self.cadence.verify_s
+        if verified_s > self.guard.max_inconclusive_s:
+            bound = f"at least {verified_s:g} (cadence.settle_s + cadence.verify_s)"
             remedy = "raise it, or a push is taken back before its window is full"
             raise wrong(self.guard.max_inconclusive_s, bound, remedy, "guard.max_inconclusive_s")
         if self.listen is not None and not is_loopback(split_listen(self.listen)[0]) and self.token_file is None:
@@ -103,6 +105,11 @@ class Config(Section):
             least = 1 if name in _AT_LEAST_ONE else 0
             if not (finite(low) and finite(high) and least <= low <= high):
                 raise wrong([low, high], f"[least, most] with {least} <= least <= most", "correct them", key)
+
+    def knob_bounds(self) -> dict[str, tuple[float, float]]:
+        """Every knob that may be searched or is bounded, with its least and greatest value; +inf: no bound given."""
+        open_bounds = {name: (1.0 if name in _AT_LEAST_ONE else 0.0, math.inf) for name in self.knobs}
+        return open_bounds | {name: (float(low), float(high)) for name, (low, high) in self.bounds.items()}
 
     @property
     def storage_url(self) -> str:

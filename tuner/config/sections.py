@@ -14,6 +14,7 @@ from tuner.config.values import BoundText, Line, Name, Seconds, SecondsOrNone, S
 
 LEASE_CYCLES = 3  # a lease outlives this many cycles, so that one failed cycle does not end it
 MEGABYTE = 1_000_000
+Requests = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class Section(BaseModel):
@@ -51,16 +52,16 @@ class TargetSection(Section):
 
 
 class CadenceSection(Section):
-    """When what happens. window_s: how much of the latest traffic a proposal is searched on."""
+    """When what happens, and how much data each step of it wants. Requests: ended ones."""
 
-    cycle_s: Annotated[Seconds, Field(ge=0.05, description="time from one cycle to the next")] = 15.0
-    window_s: Seconds = Field(default=300.0, description="traffic that a proposal is searched on")
-    search_every_s: Seconds = Field(default=300.0, description="longest time between two searches on steady traffic")
+    cycle_s: Annotated[Seconds, Field(ge=0.05, description="from the start of one cycle to that of the next")] = 15.0
+    window_s: Seconds = Field(default=600.0, description="how far back a search looks at most")
+    search_every_s: Seconds = Field(default=900.0, description="longest time between two searches on steady traffic")
+    search_requests: Requests = Field(default=100, description="requests that a search needs")
     lease_s: Annotated[Seconds, Field(le=MAX_LEASE_S, description="how long a push holds without renewal")] = 120.0
-    verify_min_requests: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
-        default=200, description="ended requests after a push before it is judged"
-    )
-    verify_max_s: Seconds = Field(default=600.0, description="longest window after which a push is judged")
+    settle_s: SecondsOrNone = Field(default=5.0, description="time after a push that does not count")
+    verify_s: Seconds = Field(default=120.0, description="length of the windows before and after a push")
+    verify_min_requests: Requests = Field(default=20, description="requests that a verdict on a push needs")
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -68,10 +69,13 @@ class CadenceSection(Section):
         if self.lease_s < least_s:
             bound = f"at least {least_s:g} ({LEASE_CYCLES} x cadence.cycle_s, which is {self.cycle_s:g})"
             raise wrong(self.lease_s, bound, "raise it, or make cycles shorter", "cadence.lease_s")
-        for name in ("window_s", "search_every_s", "verify_max_s"):
+        for name in ("window_s", "search_every_s", "verify_s"):
             if getattr(self, name) < self.cycle_s:
                 bound = f"at least cadence.cycle_s, which is {self.cycle_s:g}"
                 raise wrong(getattr(self, name), bound, "raise it, or make cycles shorter", f"cadence.{name}")
+        if self.settle_s >= self.verify_s:
+            bound = f"below cadence.verify_s, which is {self.verify_s:g}"
+            raise wrong(self.settle_s, bound, "shorten it", "cadence.settle_s")
         return self
 
 

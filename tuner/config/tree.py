@@ -25,12 +25,13 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]  # its stub has no types
+        mark: Any = event.start_mark
         if isinstance(event, yaml.AliasEvent):
-            raise yaml.composer.ComposerError(None, None, "aliases are not allowed; write the value", event.start_mark)
+            raise yaml.composer.ComposerError(None, None, "aliases are not allowed; write the value", mark)
         self.depth += 1
         if self.depth > MAX_DEPTH:
             problem = f"nested deeper than {MAX_DEPTH}; flatten it"
-            raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
+            raise yaml.composer.ComposerError(None, None, problem, mark)
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
