@@ -139,7 +139,8 @@ class Config(Section):
         """The same with every relative path counted from ``base`` and ``~`` replaced."""
         names = ("freeze_file", "state", "token_file")
         paths = {name: _resolved(base, getattr(self, name)) for name in names}
-        engine = self.engine.model_copy(update={"token_file": _resolved(base, self.engine.token_file)})
+        files = {name: _resolved(base, getattr(self.engine, name)) for name in ("token_file", "ca_file")}
+        engine = self.engine.model_copy(update=files)
         return self.model_copy(update={**paths, "engine": engine})
 
     def summary(self) -> list[str]:

@@ -29,11 +29,12 @@ class EngineSection(Section):
     url: Url
     name: Name | None = None
     token_file: Path | None = Field(default=None, description="the tuning token of the engine, read at every use")
+    ca_file: Path | None = Field(default=None, description="certificates (PEM) to trust for https")
     timeout_s: Seconds = Field(default=5.0, description="longest wait for one answer of the engine")
 
     @property
     def shown_name(self) -> str:
-        return self.name or self.url.partition("://")[2]
+        return self.name or self.url.partition("://")[2] or self.url
 
 
 class TargetSection(Section):

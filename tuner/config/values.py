@@ -94,13 +94,17 @@ Name = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_line)
 
 
 def _url(text: str) -> str:
+    if re.fullmatch(r"unix:/[^\s]+", text):
+        return text
     try:
         parts = urlsplit(text)
         port = parts.port
     except ValueError:
-        raise wrong(text, "an address of the form http://HOST:PORT", "correct it") from None
+        raise wrong(
+            text, "an address of the form http://HOST:PORT", "correct it, or write unix:/PATH/OF/SOCKET"
+        ) from None
     if parts.scheme not in ("http", "https") or not parts.hostname or re.search(r"\s", text):
-        raise wrong(text, "an address of the form http://HOST:PORT", "correct it")
+        raise wrong(text, "an address of the form http://HOST:PORT", "correct it, or write unix:/PATH/OF/SOCKET")
     if parts.username is not None or parts.password is not None:
         raise wrong("an address with a password", "without user and password", "use engine.token_file")
     if parts.query or parts.fragment or port == 0:

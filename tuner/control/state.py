@@ -9,34 +9,26 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from policies.errors import InputError
 from tuner.clock import Clock, SystemClock
+from tuner.config import RetentionSection
+from tuner.control import wishes
 from tuner.control.outcome import CycleRecord
 from tuner.control.state_errors import StoreError, StoreFault, told
 from tuner.control.state_file import STATE_FILE, connect, is_sound, keep_all, move_aside, salvage, transaction
 from tuner.control.state_lock import FolderLock, holder
 from tuner.control.state_rows import PUSH_COLUMNS, FitRow, PushRow, fit_row, insert_cycle, push_row, unpack
 
-__all__ = ["FitRow", "PushRow", "Retention", "StateFile", "StoreError", "StoreFault", "holder"]
+__all__ = ["FitRow", "PushRow", "StateFile", "StoreError", "StoreFault", "holder"]
 
 STUDIES_FILE = "studies.db"
 PRUNE_EVERY = 50  # cycles
 PRUNE_ROWS = 200  # at most at once: a clock that jumps ahead for a while must not empty the history
 PUSHES_LONGER = 10
 DAY_S = 86_400.0
-
-
-@dataclass(frozen=True)
-class Retention:
-    """Keep at most ``rows`` cycles, none older than ``days``; pushes and verdicts ten times as long."""
-
-    days: float = 14.0
-    rows: int = 100_000
-    studies_bytes: int = 200_000_000
 
 
 class StateFile:
@@ -50,7 +42,7 @@ class StateFile:
         path: Path,
         connection: sqlite3.Connection,
         clock: Clock,
-        retention: Retention,
+        retention: RetentionSection,
         lock: FolderLock | None = None,
         notes: Sequence[str] = (),
     ) -> None:
@@ -67,14 +59,14 @@ class StateFile:
     # --- opening and closing -------------------------------------------------------------------
 
     @classmethod
-    def own(cls, folder: Path, retention: Retention | None = None, clock: Clock | None = None) -> "StateFile":
+    def own(cls, folder: Path, retention: RetentionSection | None = None, clock: Clock | None = None) -> "StateFile":
         """For the controller: locks the folder, moves a damaged file aside and begins another.
 
         A damaged file's small values go over into the new one. When they cannot be read, whether it was paused is not
         known, so the new one begins paused. Raises RefusedError when another controller holds the folder, InputError
         for a file of another release, StoreError when the disk does not take part.
         """
-        clock, limits = clock or SystemClock(), retention or Retention()
+        clock, limits = clock or SystemClock(), retention or RetentionSection()
         lock = FolderLock.take(folder, clock)
         path = folder / STATE_FILE
         try:
@@ -100,7 +92,7 @@ class StateFile:
             except OSError as error:
                 raise InputError(f"state folder {str(folder)!r}: {error.strerror}; give --state another") from None
         connection = connect(path)
-        return cls(path, connection, clock or SystemClock(), Retention())
+        return cls(path, connection, clock or SystemClock(), RetentionSection())
 
     def close(self) -> None:
         with self._guard:
@@ -253,7 +245,7 @@ def _open_or_begin(path: Path, clock: Clock) -> tuple[sqlite3.Connection, list[s
     try:
         with told(path):
             if kept is None:
-                keep_all(connection, {"wishes": paused_after_damage(clock.wall_s())})
+                keep_all(connection, {wishes.KEY: wishes.paused_after_damage(clock.wall_s())})
                 note += ", paused, since nobody can tell whether the old one was; rooftune resume goes on"
             else:
                 keep_all(connection, kept)
@@ -262,12 +254,6 @@ def _open_or_begin(path: Path, clock: Clock) -> tuple[sqlite3.Connection, list[s
         connection.close()
         raise
     return connection, [note]
-
-
-def paused_after_damage(at_s: float) -> str:
-    """The wishes of a file whose own cannot be read: see ``tuner.control.wishes.Wishes``."""
-    wish = {"id": "damaged", "actor": "rooftune", "reason": "the state file was damaged", "at_s": at_s}
-    return json.dumps({"paused": wish})
 
 
 def _set_aside_studies(path: Path, most_bytes: int) -> list[str]:

@@ -1,0 +1,126 @@
+"""What a person asked of the controller: pause, resume, revert. Pages and commands write it, the loop reads it.
+
+Kept as one small value of the store, so that a wish outlives restarts and each change of it is whole. A revert also
+blocks: no push until a resume, whatever the engine remembers (an engine that restarts forgets its block). A revert and
+a resume are things to do: the loop does them at the engine and then says ``done``.
+"""
+
+import secrets
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from tuner.control.parts import Store
+from tuner.control.state_errors import StoreError, StoreFault
+from tuner.record import Part, Words
+
+KEY = "wishes"
+DONE_KEY = "wishes_done"
+Short = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class Wish(Part):
+    """Who asked for what is named by the field that holds it. at_s: wall clock, seconds since 1970."""
+
+    id: Short
+    actor: Words
+    reason: Words
+    at_s: float
+
+
+class Wishes(Part):
+    """paused, blocked: in force while set. revert, resume: the latest of each, done or not; see ``pending``."""
+
+    paused: Wish | None = None
+    blocked: Wish | None = None
+    revert: Wish | None = None
+    resume: Wish | None = None
+
+
+def read(store: Store) -> Wishes:
+    """All wishes. Raises StoreError when they cannot be read: unknown is not "not paused"."""
+    text = store.value(KEY)
+    if text is None:
+        return Wishes()
+    try:
+        return Wishes.model_validate_json(text)
+    except ValidationError:
+        message = "the wishes in the state file cannot be read; write them anew with rooftune pause or resume"
+        raise StoreError(StoreFault.DAMAGED, message) from None
+
+
+def paused(store: Store) -> bool:
+    """Whether nothing may be pushed because a person paused."""
+    return read(store).paused is not None
+
+
+def blocked(store: Store) -> bool:
+    """Whether nothing may be pushed because a person reverted and has not resumed."""
+    return read(store).blocked is not None
+
+
+def pause(store: Store, actor: str, reason: str, at_s: float) -> Wish:
+    """No push until a resume; what is in force stays under its lease as long as the loop renews it."""
+    wish = _wish(actor, reason, at_s)
+    _write(store, _known(store).model_copy(update={"paused": wish}))
+    return wish
+
+
+def ask_revert(store: Store, actor: str, reason: str, at_s: float) -> Wish:
+    """The engine back to its boot setting in the next cycle, and no push until a resume."""
+    wish = _wish(actor, reason, at_s)
+    _write(store, _known(store).model_copy(update={"blocked": wish, "revert": wish, "resume": None}))
+    return wish
+
+
+def resume(store: Store, actor: str, reason: str, at_s: float) -> Wish:
+    """Pushes are allowed again: ends a pause and a block. A revert that is not done yet is still done first."""
+    wish = _wish(actor, reason, at_s)
+    _write(store, _known(store).model_copy(update={"paused": None, "blocked": None, "resume": wish}))
+    return wish
+
+
+def pending(store: Store) -> tuple[Wish | None, Wish | None]:
+    """The revert and the resume that the loop has not done yet, in the order in which to do them."""
+    wishes, finished = read(store), _done_ids(store)
+    revert = wishes.revert if wishes.revert and wishes.revert.id not in finished else None
+    resumed = wishes.resume if wishes.resume and wishes.resume.id not in finished else None
+    return revert, resumed
+
+
+def done(store: Store, wish: Wish) -> None:
+    """The loop did it at the engine. Kept apart from the wishes, so that a new wish is never overwritten."""
+    store.keep(DONE_KEY, " ".join([*_done_ids(store)[-3:], wish.id]))
+
+
+def is_done(store: Store, wish: Wish) -> bool:
+    """Whether the loop has done this wish."""
+    return wish.id in _done_ids(store)
+
+
+def paused_after_damage(at_s: float) -> str:
+    """The value of KEY for a state whose own wishes were lost."""
+    wish = Wish(id="damaged", actor="rooftune", reason="the state file was damaged", at_s=at_s)
+    return Wishes(paused=wish).model_dump_json()
+
+
+def _wish(actor: str, reason: str, at_s: float) -> Wish:
+    return Wish(id=secrets.token_hex(8), actor=actor[:200], reason=reason[:500], at_s=at_s)
+
+
+def _known(store: Store) -> Wishes:
+    """What is there to be changed; what cannot be read counts as paused, which only a resume ends."""
+    try:
+        return read(store)
+    except StoreError as error:
+        if error.fault is not StoreFault.DAMAGED or store.value(KEY) is None:
+            raise
+        return Wishes(paused=Wish(id="damaged", actor="rooftune", reason="unreadable wishes", at_s=0.0))
+
+
+def _write(store: Store, wishes: Wishes) -> None:
+    store.keep(KEY, wishes.model_dump_json())
+
+
+def _done_ids(store: Store) -> list[str]:
+    return (store.value(DONE_KEY) or "").split()
