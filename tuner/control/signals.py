@@ -1,0 +1,66 @@
+"""Signals: what is wrong with a running engine or worth knowing of it, each with its cause named. Pure.
+
+Each rule is a function of one ``View`` in a ``signals_*`` module beside this one, with its thresholds, why they are
+what they are, and the least data below which it says nothing: what is missing is not zero.
+"""
+
+from collections.abc import Callable, Iterator
+
+from policies import wire
+from policies.step_time import StepModel
+from tuner.control import signals_budget, signals_gaps, signals_pressure, signals_requests
+from tuner.control.outcome import SignalPart
+from tuner.control.signals_budget import observed_ceiling_tokens
+from tuner.control.signals_codes import Signal
+from tuner.control.signals_view import View
+from tuner.model.drift import Drift
+from tuner.observe.rows import RequestRows, StepRows
+
+__all__ = ["FREEZING", "RULES", "Signal", "find_signals", "observed_ceiling_tokens"]
+
+Rule = Callable[[View], Iterator[SignalPart]]
+
+# In the order in which a person should read them: what stops everything first.
+RULES: tuple[Rule, ...] = (
+    signals_pressure.hung,
+    signals_pressure.stalled,
+    signals_pressure.kv_bound,
+    signals_pressure.throughput_not_recovered,
+    signals_requests.two_tpot_levels,
+    signals_pressure.step_model_drifted,
+    signals_gaps.chunking,
+    signals_gaps.unexplained_tail,
+    signals_budget.budget_never_reached,
+    signals_budget.decodes_crowd_budget,
+    signals_budget.long_prefill_blocks,
+    signals_budget.partial_prefills_growing,
+    signals_budget.queue_growing,
+    signals_gaps.gaps_follow_prompts,
+    signals_requests.ttft_spread,
+    signals_pressure.no_request_ended,
+)
+
+# While one of these stands no setting can be judged, so none should be moved.
+FREEZING = frozenset(
+    {
+        Signal.HUNG, Signal.STALLED, Signal.KV_BOUND, Signal.THROUGHPUT_NOT_RECOVERED, Signal.TWO_TPOT_LEVELS,
+        Signal.NO_REQUEST_ENDED,
+    }
+)  # fmt: skip
+
+
+def find_signals(
+    steps: StepRows,
+    requests: RequestRows,
+    state: wire.State,
+    model: StepModel | None = None,
+    drift: Drift | None = None,
+    now_s: float | None = None,
+) -> tuple[SignalPart, ...]:
+    """The signals of one window, in the order of ``RULES``.
+
+    steps, requests: the rows of the window, in order, of the boot that ``state`` is of; requests: those that ended in
+    it. now_s: on the engine's clock (default: when the state was read).
+    """
+    view = View(steps, requests, state, model, drift, state.now_s if now_s is None else now_s)
+    return tuple(part for rule in RULES for part in rule(view))
