@@ -115,9 +115,9 @@ class Window:
     def demand(self, start_s: float = -math.inf) -> RequestRows:
         """Finished requests that arrived from start_s on, by arrival: all of them, as far as can be known.
 
-        From ``complete_from_s`` at the earliest, to ``settled`` with a quarter of the window given away at most.
+        From ``complete_from_s`` at the earliest, to ``settled`` with half of the window given away at most.
         """
-        until_s = settled(self.requests, self.now_s, self.in_system, self.span_s / 4.0)
+        until_s = settled(self.requests, self.now_s, self.in_system, self.span_s / 2.0)
         return arrived_between(self.requests, max(start_s, self.complete_from_s), until_s)
 
 

@@ -1,0 +1,291 @@
+"""``ProtocolReader``: every row exactly once or counted as lost, restarts seen, and stale told from idle."""
+
+import math
+import random
+
+import pytest
+
+from policies.errors import InputError
+from tests.observe.fake_port import FakePort, broken
+from tuner.clock import ManualClock
+from tuner.observe.protocol import ProtocolReader, Reading
+from tuner.ports.base import PortError, PortFault
+
+
+def reader(port: FakePort, max_pages: int = 64) -> ProtocolReader:
+    return ProtocolReader(port, ManualClock(), max_pages)
+
+
+def steps_of(reading: Reading) -> list[int]:
+    return reading.steps.step.tolist()
+
+
+def test_the_first_read_brings_what_is_there_and_the_next_what_is_new() -> None:
+    port = FakePort(page_rows=7)
+    for _ in range(20):
+        port.step()
+        port.ended()
+    one = reader(port)
+    first = one.read()
+    assert first.first and not first.restarted and not first.behind
+    assert steps_of(first) == list(range(20)) and first.requests.sequence.tolist() == list(range(20))
+    port.step()
+    second = one.read()
+    assert not second.first and steps_of(second) == [20] and len(second.requests) == 0
+    assert second.lost_steps == second.lost_requests == 0
+    nothing = one.read()
+    assert len(nothing.steps) == len(nothing.requests) == 0 and nothing.boot_id == "first"
+
+
+def test_chance_of_rows_pages_and_failures_loses_nothing_and_repeats_nothing() -> None:
+    for seed in range(20):
+        chance = random.Random(seed)
+        port = FakePort(page_rows=chance.randint(1, 9))
+
+        def trouble(name: str, chance: random.Random = chance) -> None:
+            if chance.random() < 0.1:
+                raise broken()
+
+        port.before = trouble
+        one, steps, requests = reader(port, chance.randint(1, 4)), list[int](), list[int]()
+        for turn in range(60):
+            for _ in range(chance.randint(0, 12) if turn < 40 else 0):
+                port.step()
+                if chance.random() < 0.5:
+                    port.ended()
+            if turn == 40:
+                port.before = lambda name: None
+            try:
+                reading = one.read()
+            except PortError:
+                continue
+            assert reading.lost_steps == reading.lost_requests == 0
+            steps += steps_of(reading)
+            requests += reading.requests.sequence.tolist()
+            if turn >= 40 and not reading.behind and not len(reading.steps):
+                break
+        while reading.behind:
+            reading = one.read()
+            steps += steps_of(reading)
+            requests += reading.requests.sequence.tolist()
+        assert steps == list(range(len(port.steps))) and requests == list(range(len(port.requests)))
+
+
+def test_rows_that_were_overwritten_are_counted() -> None:
+    port = FakePort(capacity=10, page_rows=4)
+    one = reader(port)
+    one.read()
+    for _ in range(25):
+        port.step()
+        port.ended()
+    late = one.read()
+    assert steps_of(late) == list(range(15, 25))
+    assert late.lost_steps == 15 and late.lost_requests == 15
+    port.step()
+    assert one.read().lost_steps == 0
+
+
+def test_a_read_stops_at_its_pages_and_says_so() -> None:
+    port = FakePort(page_rows=5)
+    for _ in range(12):
+        port.step()
+    one = reader(port, max_pages=2)
+    first = one.read()
+    assert first.behind and steps_of(first) == list(range(10))
+    second = one.read()
+    assert not second.behind and steps_of(second) == [10, 11]
+
+
+def test_an_engine_that_works_while_it_is_read_ends_the_read_all_the_same() -> None:
+    port = FakePort()
+
+    def work(name: str) -> None:
+        if name != "state":
+            port.step()
+            port.ended()
+
+    port.before = work
+    one = reader(port)
+    reading = one.read()
+    assert not reading.behind and len(port.asked) <= 5
+    seen = steps_of(reading) + steps_of(one.read())
+    assert seen == list(range(len(seen)))
+
+
+def test_a_failed_read_leaves_its_rows_for_the_next() -> None:
+    port = FakePort(page_rows=2)
+    one = reader(port)
+    one.read()
+    for _ in range(6):
+        port.step()
+        port.ended()
+    for place in range(1, 8):
+        count = 0
+
+        def fail(name: str, place: int = place) -> None:
+            nonlocal count
+            count += 1
+            if count == place:
+                raise broken(PortFault.GARBAGE)
+
+        port.before = fail
+        with pytest.raises(PortError) as caught:
+            one.read()
+        assert caught.value.fault is PortFault.GARBAGE
+    port.before = lambda name: None
+    after = one.read()
+    assert len(after.steps) == len(after.requests) == 6 and not after.restarted
+
+
+def test_a_restart_is_seen_and_brings_rows_of_the_new_start_alone() -> None:
+    port = FakePort()
+    port.step()
+    one = reader(port)
+    one.read()
+    port.restart("second")
+    port.step(revision=0)
+    port.ended()
+    again = one.read()
+    assert again.restarted and not again.first and again.boot_id == "second"
+    assert steps_of(again) == [0] and len(again.requests) == 1
+    assert not one.read().restarted
+
+
+@pytest.mark.parametrize("during", ["steps", "requests"])
+def test_a_restart_in_the_middle_of_a_read(during: str) -> None:
+    port = FakePort()
+    for _ in range(3):
+        port.step()
+    one = reader(port)
+    one.read()
+    port.step()
+
+    def end(name: str) -> None:
+        if name == during and port.boot_id == "first":
+            port.restart("second")
+            port.step()
+
+    port.before = end
+    reading = one.read()
+    assert reading.restarted and reading.boot_id == "second" and steps_of(reading) == [0]
+
+
+def test_an_engine_that_starts_over_and_over_is_unreachable() -> None:
+    port = FakePort()
+    starts = iter(range(1000))
+
+    def end(name: str) -> None:
+        if name == "steps":
+            port.restart(f"start {next(starts)}")
+
+    port.before = end
+    with pytest.raises(PortError) as caught:
+        reader(port).read()
+    assert caught.value.fault is PortFault.UNREACHABLE and len(port.asked) < 20
+
+
+# --- idle, working, stalled, hung ---
+
+
+def test_an_idle_engine_is_not_stale() -> None:
+    port = FakePort()
+    one = reader(port)
+    assert one.read().metrics_age_s == 0.0
+    port.step(running=2)
+    port.ended()
+    port.ended()
+    port.now_s += 3600.0
+    idle = one.read()
+    assert idle.metrics_age_s == 0.0 and not idle.busy and idle.in_system == 0
+
+
+def test_a_request_row_read_before_the_row_of_its_step_counts_all_the_same() -> None:
+    port = FakePort()
+    one = reader(port)
+    port.step(running=1, decode_tokens=1)
+    one.read()
+    port.now_s += 0.01
+    port.ended()  # of the step whose row comes later
+    one.read()
+    port.step(running=1, start_s=port.now_s - 0.01)
+    port.now_s += 50.0
+    reading = one.read()
+    assert not reading.busy and reading.metrics_age_s == 0.0
+
+
+def test_requests_that_are_left_and_no_step_make_it_stale() -> None:
+    port = FakePort()
+    one = reader(port)
+    port.step(running=2, waiting=1)
+    port.ended()
+    port.now_s += 5.0
+    reading = one.read()
+    assert reading.busy and reading.in_system == 2 and reading.metrics_age_s == pytest.approx(5.0)
+    port.now_s += 5.0
+    assert one.read().metrics_age_s == pytest.approx(10.0)
+
+
+def test_ends_of_the_step_before_do_not_count_for_the_newest() -> None:
+    """vLLM's steps join: the one ends, with its request, in the very instant in which the next begins."""
+    port = FakePort()
+    port.step(running=2)
+    port.ended(finish_s=port.now_s)
+    port.step(running=1, start_s=port.now_s)
+    port.now_s += 2.0
+    reading = reader(port).read()
+    assert reading.in_system == 1 and reading.metrics_age_s == pytest.approx(2.0)
+
+
+def test_a_step_that_hangs_ages_from_when_it_can_have_begun() -> None:
+    port = FakePort()
+    one = reader(port)
+    port.step()
+    port.ended()
+    one.read()
+    port.now_s += 1000.0  # idle for long
+    one.read()
+    port.now_s += 4.0
+    port.begun += 1  # an arrival: the next step has begun and does not end
+    reading = one.read()
+    assert reading.busy and reading.in_system == 1 and reading.metrics_age_s == pytest.approx(4.0)
+    port.now_s += 4.0
+    assert one.read().metrics_age_s == pytest.approx(8.0)
+    port.step(start_s=port.now_s - 5.0, duration_s=5.0)
+    port.begun += 1
+    assert one.read().metrics_age_s == pytest.approx(0.0), "that one ended and the next began"
+
+
+def test_a_step_in_flight_at_the_first_read_has_no_known_age() -> None:
+    port = FakePort()
+    port.begun = 1
+    one = reader(port)
+    assert math.isnan(one.read().metrics_age_s)
+    port.now_s += 7.0
+    assert math.isnan(one.read().metrics_age_s), "missing is not zero"
+
+
+def test_a_request_without_an_end_instant_counts_as_ended() -> None:
+    port = FakePort()
+    port.step()
+    port.ended(ended="aborted", finish_s=None, ttft_s=None, longest_gap_s=None, scheduled_s=None)
+    port.now_s += 60.0
+    assert reader(port).read().metrics_age_s == 0.0
+
+
+def test_the_clock_of_the_shortest_trip_counts() -> None:
+    port, clock = FakePort(now_s=5000.0), ManualClock(now_s=100.0)
+    trips = iter([3.0, 0.5, 2.0])
+
+    def travel(name: str) -> None:
+        clock.sleep(next(trips))
+
+    port.before = travel
+    reading = ProtocolReader(port, clock).read()
+    assert reading.clock_trip_s == pytest.approx(0.5)
+    assert reading.clock_offset_s == pytest.approx(5000.0 - (103.0 + 103.5) / 2)
+    assert reading.read_at_s == pytest.approx(105.5) and reading.now_s == 5000.0
+
+
+def test_a_page_at_least() -> None:
+    with pytest.raises(InputError, match="max_pages"):
+        reader(FakePort(), 0)
