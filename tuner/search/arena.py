@@ -11,6 +11,7 @@ from policies.step_time import StepCost, StepModel
 from tuner.search.evaluation import Evaluation, Role
 from tuner.search.objective import evaluate
 from tuner.sim.engine import Engine
+from tuner.sim.noise import QUIET, StepNoise
 from tuner.sim.workload import Traffic
 
 # Replays release the interpreter, so two run at a time; results come in the order asked, so nothing depends on it.
@@ -21,10 +22,17 @@ class Arena:
     """Evaluates settings on one traffic and remembers; ``paid_steps`` counts the steps really simulated."""
 
     def __init__(
-        self, traffic: Traffic, engine: Engine, model: StepModel | StepCost, slo: Slo, *, whole_traffic: bool = True
+        self,
+        traffic: Traffic,
+        engine: Engine,
+        model: StepModel | StepCost,
+        slo: Slo,
+        *,
+        whole_traffic: bool = True,
+        noise: StepNoise = QUIET,
     ) -> None:
         self._traffic, self._engine, self._model, self._slo = traffic, engine, model, slo
-        self._whole = whole_traffic
+        self._whole, self._noise = whole_traffic, noise
         self._known: dict[Setting, Evaluation] = {}
         self.paid_steps = 0
 
@@ -41,7 +49,7 @@ class Arena:
         return [replace(self._known[setting], role=role) for setting, role in wanted]
 
     def _evaluate(self, setting: Setting) -> Evaluation:
-        found = evaluate(self._traffic, self._engine, setting, self._model, self._slo, Role.SEARCH)[0]
+        found = evaluate(self._traffic, self._engine, setting, self._model, self._slo, Role.SEARCH, self._noise)[0]
         return replace(found, whole_traffic=self._whole)
 
 
@@ -52,10 +60,18 @@ class Track:
     """
 
     def __init__(
-        self, windows: Traffic | None, traffic: Traffic, engine: Engine, model: StepModel | StepCost, slo: Slo
+        self,
+        windows: Traffic | None,
+        traffic: Traffic,
+        engine: Engine,
+        model: StepModel | StepCost,
+        slo: Slo,
+        noise: StepNoise = QUIET,
     ) -> None:
-        self.whole = Arena(traffic, engine, model, slo)
-        self._short = self.whole if windows is None else Arena(windows, engine, model, slo, whole_traffic=False)
+        self.whole = Arena(traffic, engine, model, slo, noise=noise)
+        self._short = self.whole
+        if windows is not None:
+            self._short = Arena(windows, engine, model, slo, whole_traffic=False, noise=noise)
 
     @property
     def paid_steps(self) -> int:

@@ -10,6 +10,7 @@ from policies.slo import MarginRow, Slo, attainment, feasible, goodput_rps, long
 from policies.step_time import StepCost, StepModel
 from tuner.search.evaluation import Evaluation, Role
 from tuner.sim.engine import Engine
+from tuner.sim.noise import QUIET, StepNoise
 from tuner.sim.result import RunResult
 from tuner.sim.twin import simulate
 from tuner.sim.workload import Traffic
@@ -38,10 +39,16 @@ def constraint(row: MarginRow, missed: float) -> float:
 
 
 def evaluate(
-    traffic: Traffic, engine: Engine, setting: Setting, model: StepModel | StepCost, slo: Slo, role: Role
+    traffic: Traffic,
+    engine: Engine,
+    setting: Setting,
+    model: StepModel | StepCost,
+    slo: Slo,
+    role: Role,
+    noise: StepNoise = QUIET,
 ) -> tuple[Evaluation, RunResult]:
     """Replay ``traffic`` under ``setting`` and judge it. Raises InputError for a setting outside the envelope."""
-    result = simulate(traffic, engine, setting, model, gap_bounds_s=slo.gap_bounds())
+    result = simulate(traffic, engine, setting, model, gap_bounds_s=slo.gap_bounds(), noise=noise)
     return judge(result, setting, slo, role), result
 
 

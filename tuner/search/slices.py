@@ -16,12 +16,12 @@ CANDIDATES = 60
 APART_S = 50_000.0
 
 
-def slices(traffic: Traffic, share: float) -> Traffic:
-    """About ``share`` (0..1) of the requests in WINDOWS windows: the busiest, and others spread evenly over the ranks.
+def slices(traffic: Traffic, share: float, windows: int = WINDOWS) -> Traffic:
+    """About ``share`` (0..1) of the requests in so many windows: the busiest, and others spread evenly over the ranks.
 
     Windows are chosen by their tokens, so that a stretch of long prompts counts as busy. Deterministic.
     """
-    length_s = traffic.span_s * share / WINDOWS
+    length_s = traffic.span_s * share / windows
     if length_s <= 0.0 or share >= 1.0:
         return traffic
     starts = traffic.arrival_s[0] + np.linspace(0.0, traffic.span_s - length_s, CANDIDATES)
@@ -30,7 +30,7 @@ def slices(traffic: Traffic, share: float) -> Traffic:
     after = np.searchsorted(traffic.arrival_s, starts + length_s)
     ranked = np.argsort(work[first] - work[after], kind="stable")  # busiest first
     chosen: list[int] = []
-    for rank in np.linspace(0, CANDIDATES - 1, WINDOWS):
+    for rank in np.linspace(0, CANDIDATES - 1, windows):
         nearest = ranked[np.argsort(np.abs(np.arange(CANDIDATES) - rank), kind="stable")]
         apart = (w for w in nearest if all(abs(starts[w] - starts[c]) >= length_s for c in chosen))
         free = next((w for w in apart if first[w] < after[w]), None)

@@ -4,6 +4,7 @@
 ``params`` gives the numbers that lead back to a Setting. Optuna, the random baseline and warm starts all use the two.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -47,6 +48,9 @@ class SearchSpace:
     low_tokens, high_tokens: the token budgets allowed, both multiples of ``grid_tokens``. A chunk cap at or above the
     budget means no cap, so that the cap is one plain number for a sampler and "none" is where large caps lead.
     gap_bound_s: the tightest gap target, around which step-time targets are tried (0: that policy is left out).
+    bounds: (field of Setting, least, greatest) for knobs that may not go as far as the engine could; a sequence cap
+    without bounds goes from a sixteenth of the base's to the base's. A chunk cap of 0 is inside its bounds when these
+    begin at 0 or reach the greatest budget.
     """
 
     base: Setting
@@ -55,13 +59,14 @@ class SearchSpace:
     grid_tokens: int = GRID_TOKENS
     knobs: frozenset[str] = STOCK_VLLM
     gap_bound_s: float = 0.0
+    bounds: tuple[tuple[str, float, float], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.grid_tokens <= self.low_tokens <= self.high_tokens:
             raise bad_value(
                 "search range", (self.low_tokens, self.high_tokens), f"{self.grid_tokens} <= low <= high", "widen it"
             )
-        if not self.knobs <= EVERYTHING or not STOCK_VLLM <= self.knobs:
+        if not self.knobs <= EVERYTHING:
             raise bad_value("knobs", sorted(self.knobs), f"of {sorted(EVERYTHING)}", "name fields of Setting")
 
     @property
@@ -69,40 +74,66 @@ class SearchSpace:
         return self.low_tokens // self.grid_tokens, self.high_tokens // self.grid_tokens
 
     @property
-    def _cap_low(self) -> int:
-        return min(max(MIN_CHUNK_CAP_TOKENS // self.grid_tokens, 1), self._units[1])
+    def _caps(self) -> tuple[int, int, bool]:
+        """Least and greatest chunk cap in units, and whether none is allowed too."""
+        low, high = self._pressures
+        bound = self._bound("chunk_cap_tokens")
+        if bound is None:
+            return low, high, True
+        most = min(max(math.floor(bound[1] / self.grid_tokens), 1), high)
+        least = min(max(math.ceil(bound[0] / self.grid_tokens), low), most)
+        return least, most, bound[0] <= 0 or bound[1] >= self.high_tokens
+
+    def _bound(self, name: str) -> tuple[float, float] | None:
+        return next(((low, high) for known, low, high in self.bounds if known == name), None)
+
+    def _allowed(self, name: str, options: tuple[int, ...]) -> tuple[int, ...]:
+        """The options within the bounds of a knob; what the base has when there are none."""
+        low, high = self._bound(name) or (-math.inf, math.inf)
+        return tuple(o for o in options if low <= o <= high) or (int(getattr(self.base, name)),)
 
     def draw(self, suggest: Suggest) -> Setting:
         """One Setting, asking ``suggest`` for every number it needs."""
-        low, high = self._units
-        budget = suggest.integer("budget_units", low, high) * self.grid_tokens
-        cap = suggest.integer("cap_units", self._cap_low, high) * self.grid_tokens
-        changed: dict[str, Any] = {"step_tokens": budget, "chunk_cap_tokens": 0 if cap >= budget else cap}
+        changed: dict[str, Any] = {}
+        budget = self.base.step_tokens
+        if "step_tokens" in self.knobs:
+            budget = changed["step_tokens"] = suggest.integer("budget_units", *self._units) * self.grid_tokens
+        if "chunk_cap_tokens" in self.knobs:
+            low, high, none = self._caps
+            cap = suggest.integer("cap_units", low, high) * self.grid_tokens
+            changed["chunk_cap_tokens"] = 0 if none and cap >= min(budget, high * self.grid_tokens) else cap
         if "max_running" in self.knobs:
-            most = self.base.max_running
-            changed["max_running"] = min(suggest.integer("sequences", max(most // 16, 1), most), budget)
+            changed["max_running"] = min(suggest.integer("sequences", *self._sequences), budget)
         if "max_partial_prefills" in self.knobs:
-            changed["max_partial_prefills"] = suggest.choice("partial_prefills", PARTIAL_PREFILLS)
+            options = self._allowed("max_partial_prefills", PARTIAL_PREFILLS)
+            changed["max_partial_prefills"] = suggest.choice("partial_prefills", options)
         if "max_long_partial_prefills" in self.knobs:
-            changed["max_long_partial_prefills"] = suggest.choice("long_partial_prefills", LONG_PARTIAL_PREFILLS)
+            options = self._allowed("max_long_partial_prefills", LONG_PARTIAL_PREFILLS)
+            changed["max_long_partial_prefills"] = suggest.choice("long_partial_prefills", options)
             if changed["max_long_partial_prefills"] > 0:
                 changed["long_prompt_tokens"] = 1024 * suggest.integer("long_prompt_units", 1, 64)
         if "budget_policy" in self.knobs:
             changed.update(self._budget_policy(suggest, budget))
         if "order_policy" in self.knobs:
-            changed["order_policy"] = suggest.choice("order_policy", (FCFS, SHORTEST_FIRST, DEADLINE))
+            options = self._allowed("order_policy", (FCFS, SHORTEST_FIRST, DEADLINE))
+            changed["order_policy"] = suggest.choice("order_policy", options)
             if changed["order_policy"] != FCFS:
                 changed["aging_s"] = float(suggest.choice("aging_s", AGING_S))
         return self.base._replace(**changed)
 
+    @property
+    def _sequences(self) -> tuple[int, int]:
+        low, high = self._bound("max_running") or (max(self.base.max_running // 16, 1), self.base.max_running)
+        return max(math.ceil(low), 1), max(math.floor(high), 1)
+
     def _budget_policy(self, suggest: Suggest, budget: int) -> dict[str, Any]:
         kinds = (FIXED_BUDGET, PRESSURE) + ((STEP_TIME_TARGET,) if self.gap_bound_s > 0 else ())
-        kind = suggest.choice("budget_policy", kinds)
+        kind = suggest.choice("budget_policy", self._allowed("budget_policy", kinds))
         if kind == STEP_TIME_TARGET:
             step = suggest.integer("budget_target_steps", TARGET_STEPS * 2 // 5, TARGET_STEPS * 8 // 5)
             return {"budget_policy": kind, "budget_target_s": self.gap_bound_s * step / TARGET_STEPS}
         if kind == PRESSURE:
-            units = suggest.integer("pressure_units", self._cap_low, self._units[1])
+            units = suggest.integer("pressure_units", *self._pressures)
             return {
                 "budget_policy": kind,
                 "pressure_tokens": min(units * self.grid_tokens, budget),
@@ -110,21 +141,28 @@ class SearchSpace:
             }
         return {"budget_policy": kind}
 
+    @property
+    def _pressures(self) -> tuple[int, int]:
+        high = self._units[1]
+        return min(max(MIN_CHUNK_CAP_TOKENS // self.grid_tokens, 1), high), high
+
     def params(self, setting: Setting) -> dict[str, int]:
         """The numbers that lead to the point of this space nearest to ``setting`` (a warm start)."""
         low, high = self._units
+        least, most, _ = self._caps
+        pressure_low, pressure_high = self._pressures
         cap = setting.chunk_cap_tokens if setting.chunk_cap_tokens > 0 else self.high_tokens
         target_steps = round(setting.budget_target_s / self.gap_bound_s * TARGET_STEPS) if self.gap_bound_s > 0 else 0
         return {
             "budget_units": min(max(round(setting.step_tokens / self.grid_tokens), low), high),
-            "cap_units": min(max(round(cap / self.grid_tokens), self._cap_low), high),
+            "cap_units": min(max(round(cap / self.grid_tokens), least), most),
             "sequences": setting.max_running,
             "partial_prefills": setting.max_partial_prefills,
             "long_partial_prefills": setting.max_long_partial_prefills,
             "long_prompt_units": min(max(setting.long_prompt_tokens // 1024, 1), 64),
             "budget_policy": setting.budget_policy,
             "budget_target_steps": min(max(target_steps, TARGET_STEPS * 2 // 5), TARGET_STEPS * 8 // 5),
-            "pressure_units": min(max(setting.pressure_tokens // self.grid_tokens, self._cap_low), high),
+            "pressure_units": min(max(setting.pressure_tokens // self.grid_tokens, pressure_low), pressure_high),
             "pressure_prefills": setting.pressure_prefills,
             "order_policy": setting.order_policy,
             "aging_s": round(setting.aging_s),
@@ -139,7 +177,7 @@ class Recorded:
         self.asked: dict[str, int] = {}
 
     def integer(self, name: str, low: int, high: int) -> int:
-        self.asked[name] = min(max(self._params[name], low), high)
+        self.asked[name] = min(max(round(self._params[name]), low), high)
         return self.asked[name]
 
     def choice(self, name: str, options: tuple[int, ...]) -> int:
@@ -155,10 +193,13 @@ def search_space(
     model: StepModel,
     *,
     knobs: frozenset[str] = STOCK_VLLM,
+    bounds: Mapping[str, tuple[float, float]] | None = None,
 ) -> SearchSpace:
     """Everything the boot envelope allows: from the sequence cap (a smaller budget starves decodes) to the ceiling.
 
-    What order policies need to know (the tightest TTFT target, the time a prompt token takes) goes into the base.
+    bounds: knob -> (least, greatest) where an operator or a trust region allows less; a knob whose bounds hold no
+    point of the grid keeps what it has. What order policies need to know (the tightest TTFT target, the time a prompt
+    token takes) goes into the base.
     """
     grid = min(GRID_TOKENS, engine.boot.ceiling_tokens)
     top = engine.boot.ceiling_tokens // grid * grid
@@ -167,6 +208,17 @@ def search_space(
         raise bad_value(
             "budget ceiling", top, f"at least the sequence cap ({base.max_running})", "raise it or lower --max-seqs"
         )
+    given = dict(bounds or {})
+    if "step_tokens" in given:
+        least, most = given["step_tokens"]
+        low, top = max(low, math.ceil(least / grid) * grid), min(top, math.floor(most / grid) * grid)
+        if low > top:
+            knobs = knobs - {"step_tokens"}
+            low = top = max(base.step_tokens // grid, 1) * grid
+    empty = {name for name, (least, most) in given.items() if least > most}
+    if "chunk_cap_tokens" in given and given["chunk_cap_tokens"][1] < grid:
+        empty.add("chunk_cap_tokens")
+    knobs = knobs - empty
     ttft = [target.bound_s for target, _ in slo.all_targets() if target.metric == "ttft"]
     gaps = [target.bound_s for target, _ in slo.all_targets() if target.metric in ("gap", "longest_gap", "tpot")]
     if "order_policy" in knobs:
@@ -174,4 +226,5 @@ def search_space(
             ttft_target_s=base.ttft_target_s or (min(ttft) if ttft else 0.0),
             prefill_s_per_token=base.prefill_s_per_token or model.slope_s_per_token,
         )
-    return SearchSpace(base, low, top, grid, knobs, min(gaps, default=0.0))
+    kept = tuple(sorted((name, least, most) for name, (least, most) in given.items() if name != "step_tokens"))
+    return SearchSpace(base, low, top, grid, knobs, min(gaps, default=0.0), kept)

@@ -7,7 +7,7 @@ trial that runs for ever: samplers pass such trials over, and whoever opens the 
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -17,6 +17,7 @@ from socket import gethostname
 from typing import Any, TypeVar
 
 import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.storages import BaseStorage, RDBStorage
@@ -82,11 +83,33 @@ class _FromTrial:
         self._trial = trial
 
     def integer(self, name: str, low: int, high: int) -> int:
+        # Rounded here: TPE over whole numbers adds up the mass of every number's interval, several times the work.
         # A warm start that another run put in with a wider range comes back as it went in.
-        return min(max(self._trial.suggest_int(name, low, high, log=True), low), high)
+        return min(max(round(self._trial.suggest_float(name, *_span(low, high), log=True)), low), high)
 
     def choice(self, name: str, options: tuple[int, ...]) -> int:
         return int(self._trial.suggest_categorical(name, options))
+
+
+class _Noted(Recorded):
+    """Numbers from a mapping, with the distributions that a sampler has for them."""
+
+    def __init__(self, params: Mapping[str, int]) -> None:
+        super().__init__(params)
+        self.distributions: dict[str, BaseDistribution] = {}
+
+    def integer(self, name: str, low: int, high: int) -> int:
+        self.distributions[name] = FloatDistribution(*_span(low, high), log=True)
+        return super().integer(name, low, high)
+
+    def choice(self, name: str, options: tuple[int, ...]) -> int:
+        self.distributions[name] = CategoricalDistribution(options)
+        return super().choice(name, options)
+
+
+def _span(low: int, high: int) -> tuple[float, float]:
+    """Whole numbers as a stretch of the line in which each has its own part."""
+    return low - 0.5, high + 0.5
 
 
 def constraint_names(rows: Sequence[MarginRow]) -> list[str]:
@@ -96,6 +119,12 @@ def constraint_names(rows: Sequence[MarginRow]) -> list[str]:
         + ("" if row.override_index is None else f"-override{row.override_index}")
         for row in rows
     ]
+
+
+def constraints_of(evaluation: Evaluation) -> dict[str, float]:
+    """What a sampler is told of every target, by its name."""
+    rows = zip(constraint_names(evaluation.margins), evaluation.margins, evaluation.missed, strict=True)
+    return {name: constraint(row, missed) for name, row, missed in rows}
 
 
 class SettingStudy:
@@ -148,19 +177,40 @@ class SettingStudy:
         self._trials[trial.number] = trial
         return Ticket(trial.number, setting)
 
-    def tell(self, ticket: Ticket, evaluation: Evaluation, value: float) -> None:
-        """Book an evaluation. A value that is not finite fails the trial: failed is not infeasible."""
+    def holds(self, setting: Setting) -> bool:
+        """Whether the sampler could ask for exactly this setting."""
+        return self.space.draw(Recorded(self.space.params(setting))) == setting
+
+    def add_live(self, setting: Setting, value: float, constraints: Mapping[str, float], requests: int) -> None:
+        """A setting that ran live, as a trial of its own, marked live=True; see ``holds``."""
+        noted = _Noted(self.space.params(setting))
+        self.space.draw(noted)
+        trial = optuna.trial.create_trial(
+            value=value,
+            params=dict(noted.asked),
+            distributions=noted.distributions,
+            user_attrs={"live": True, "requests": requests},
+            constraints=dict(constraints),
+        )
+        _again(partial(self._study.add_trial, trial))
+
+    def tell(
+        self, ticket: Ticket, evaluation: Evaluation, value: float, more: Mapping[str, float] | None = None
+    ) -> None:
+        """Book an evaluation; more: constraints beside those of the targets, by name, met when <= 0.
+
+        A value that is not finite fails the trial: failed is not infeasible.
+        """
         trial = self._trials.pop(ticket.number, None)
         if trial is None:
             raise RefusedError(f"trial {ticket.number} was told already or never asked; ask first")
-        names = constraint_names(evaluation.margins)
-        values = [constraint(row, missed) for row, missed in zip(evaluation.margins, evaluation.missed, strict=True)]
+        bounds = {**constraints_of(evaluation), **(more or {})}
         state = None if abs(value) < float("inf") else TrialState.FAIL
 
         def book() -> None:
             try:
                 if state is None:
-                    for name, bound in zip(names, values, strict=True):
+                    for name, bound in bounds.items():
                         trial.set_constraint(name, bound)
                 self._study.tell(trial, None if state else value, state=state, skip_if_finished=self._shared)
             except UpdateFinishedTrialError:  # it took so long that another worker gave it up, or it is a second try
@@ -217,7 +267,9 @@ def _choices(space: SearchSpace) -> str:
     for _ in range(8):
         space.draw(asked)
         asked.turn += 1
-    return sha256(repr((space.grid_tokens, sorted(space.knobs), sorted(asked.seen.items()))).encode()).hexdigest()[:10]
+    return sha256(
+        repr(("float", space.grid_tokens, sorted(space.knobs), sorted(asked.seen.items()))).encode()
+    ).hexdigest()[:10]
 
 
 class _Options:

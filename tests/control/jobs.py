@@ -1,0 +1,88 @@
+"""Jobs for the child: windows made by the twin itself, so that what a good answer is is known."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from policies.request import Boot, Setting
+from policies.step_time import NAMED_MODELS, StepModel
+from tuner.control.job import Answer, EngineFacts, Job, TargetRow, WindowPart
+from tuner.sim.engine import Engine
+from tuner.sim.generate import document_mix
+from tuner.sim.twin import simulate
+from tuner.sim.workload import Traffic
+
+MODEL = NAMED_MODELS["8b-2tbs"]
+BASE = Setting(2048, max_running=128)
+TARGETS = (TargetRow(metric="ttft", bound_s=2.0, quantile=0.99), TargetRow(metric="gap", bound_s=0.03, quantile=0.99))
+BOUNDS = {"step_tokens": (128.0, 8192.0), "chunk_cap_tokens": (16.0, 8192.0)}
+FACTS = EngineFacts(ceiling_tokens=8192, kv_blocks=37_500, block_tokens=16, sequence_ceiling=128)
+
+
+def mix(seed: int = 1, rate_rps: float = 4.0, span_s: float = 60.0) -> Traffic:
+    """Chat with one in eight long prompts."""
+    return document_mix(seed, rate_rps, span_s, 8, (4_000, 8_000))
+
+
+def window(traffic: Traffic, setting: Setting = BASE, model: StepModel = MODEL) -> WindowPart:
+    """What an engine with this step model would have reported under ``setting``."""
+    engine = Engine(Boot(8192, 16, 1, 1, 0, 1), 37_500, 128)
+    run = simulate(traffic, engine, setting, model, gap_bounds_s=[0.03]).outcomes
+    assert run.finished.all()
+    return WindowPart(
+        arrival_s=tuple(run.arrival_s.tolist()),
+        ttft_s=tuple((run.first_token_s - run.arrival_s).tolist()),
+        finish_s=tuple(run.finish_s.tolist()),
+        longest_gap_s=tuple(np.nan_to_num(run.longest_gap_s).tolist()),
+        prompt_tokens=tuple(run.prompt_tokens.tolist()),
+        cached_tokens=tuple(run.cached_tokens.tolist()),
+        output_tokens=tuple(run.output_tokens.tolist()),
+        gap_count=tuple(run.gap_count.tolist()),
+        gap_bounds_s=(0.03,),
+        gap_over=(tuple(run.gap_over[:, 0].tolist()),),
+    )
+
+
+def job(traffic: Traffic | None = None, **changes: Any) -> Job:
+    """A job over ``traffic`` with the targets TTFT 2 s and gap 30 ms."""
+    values: dict[str, Any] = {
+        "window": window(mix() if traffic is None else traffic),
+        "engine": FACTS,
+        "model": MODEL._asdict(),
+        "targets": TARGETS,
+        "current": BASE._asdict(),
+        "base": BASE._asdict(),
+        "bounds": BOUNDS,
+        "trials": 30,
+    }
+    return Job(**{**values, **changes})
+
+
+@dataclass
+class InlineSearcher:
+    """``Searcher`` in the calling process: the answer is there when it is asked for."""
+
+    waiting: Job | None = None
+
+    def ask(self, job: Job) -> bool:
+        if self.waiting is not None:
+            return False
+        self.waiting = job
+        return True
+
+    def answer(self) -> Answer | None:
+        # Only here: who imports this module for its jobs need not load the twin's search.
+        from tuner.control.child_run import run_job
+
+        if self.waiting is None:
+            return None
+        asked, self.waiting = self.waiting, None
+        return run_job(asked, lambda stage, done, total: None, lambda: 0.0)
+
+    @property
+    def busy(self) -> bool:
+        return self.waiting is not None
+
+    def close(self) -> None:
+        self.waiting = None

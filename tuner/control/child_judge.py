@@ -1,0 +1,110 @@
+"""The twin held against the window it stands for, and replays as the figures of a cycle."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from policies.outcomes import BoolArray, Outcomes
+from policies.quantiles import quantile
+from policies.slo import Slo, attainment
+from tuner.control.outcome import Figures, TwinPart
+from tuner.record import plain
+from tuner.search.evaluation import Evaluation
+from tuner.sim.calibrate import Calibration, Observed, Quality, Verdict, calibrate
+from tuner.sim.result import RunResult
+
+QUALITY = Quality()
+# The distribution of all gaps is not in the request records: what is known of them are counts above bounds.
+_WORDS = {Observed.TTFT: "ttft", Observed.TPOT: "tpot", Observed.LONGEST_GAP: "longest gap"}
+_PER_REQUEST = ("longest_gap_s", "gap_count", "cached_tokens", "tenant", "failed", "scheduled_s", "gap_over")
+
+
+def twin_part(replays: Sequence[RunResult], observed: Outcomes, kept: BoolArray, slo: Slo) -> TwinPart:
+    """Replays of the window, one a seed of the noise, beside what was seen of the requests ``kept``."""
+    seen = rows_of(observed, kept)
+    predicted = [rows_of(replay.outcomes, kept) for replay in replays]
+    found = calibrate(predicted, seen, QUALITY)
+    judged = [row for row in found.rows if row.metric in _WORDS]
+    errors = {f"{_WORDS[row.metric]} p{row.quantile * 100:g}": row.error for row in judged if math.isfinite(row.error)}
+    errors.update(_gap_errors(predicted, seen))
+    worst = [abs(row.error) for row in judged if row.verdict is not Verdict.TOO_FEW and math.isfinite(row.error)]
+    shares = [attainment(outcomes, slo) for outcomes in predicted]
+    error = float(np.mean(shares)) - attainment(seen, slo)
+    return TwinPart(
+        verdict=_verdict(found, seen),
+        worst_error=max(worst, default=None),
+        attainment_error=error if math.isfinite(error) else None,
+        errors=errors,
+    )
+
+
+def _verdict(found: Calibration, seen: Outcomes) -> Literal["good", "not_good", "too_few"]:
+    """As ``calibrate`` says it, without the metric that the window does not hold."""
+    rows = [row for row in found.rows if row.metric in _WORDS]
+    if any(row.verdict is Verdict.NOT_GOOD for row in rows):
+        return "not_good"
+    several = bool((seen.output_tokens > 1).any())
+    due = set(_WORDS) if several else {Observed.TTFT}
+    return "good" if due <= {row.metric for row in rows if row.verdict is Verdict.GOOD} else "too_few"
+
+
+def _gap_errors(predicted: Sequence[Outcomes], seen: Outcomes) -> dict[str, float]:
+    """Share of gaps above each bound, predicted over observed - 1, where enough were seen to say so."""
+    errors = {}
+    for column, bound_s in enumerate(seen.gap_bounds_s):
+        over, gaps = int(seen.gap_over[:, column].sum()), int(seen.gap_count.sum())
+        if over < QUALITY.min_beyond:
+            continue
+        shares = []
+        for outcomes in predicted:
+            at = np.flatnonzero(np.isclose(outcomes.gap_bounds_s, bound_s))
+            if at.size and int(outcomes.gap_count.sum()):
+                shares.append(float(outcomes.gap_over[:, at[0]].sum()) / int(outcomes.gap_count.sum()))
+        if shares:
+            errors[f"gaps over {bound_s * 1e3:g} ms"] = float(np.mean(shares)) / (over / gaps) - 1.0
+    return errors
+
+
+def rows_of(outcomes: Outcomes, kept: BoolArray) -> Outcomes:
+    """Some of the requests; the distribution of all gaps is of all of them and stays behind."""
+    chosen: dict[str, Any] = {
+        name: getattr(outcomes, name)[kept]
+        for name in ("arrival_s", "first_token_s", "finish_s", "prompt_tokens", "output_tokens")
+    }
+    chosen |= {name: getattr(outcomes, name)[kept] for name in _PER_REQUEST if len(getattr(outcomes, name))}
+    assert set(chosen) <= {field.name for field in fields(outcomes)}
+    return replace(outcomes, **chosen, gap_values_s=np.zeros(0), gap_weights=np.zeros(0))
+
+
+def figures_of(result: RunResult, evaluation: Evaluation, span_s: float) -> Figures:
+    """A replay as the figures of a cycle; span_s: seconds of the window, so that goodput compares with what was seen.
+
+    evaluation: of that replay; its share may carry what live trials said.
+    """
+    outcomes = result.outcomes
+    several = outcomes.output_tokens > 1
+    queue_s = np.where(np.isnan(outcomes.scheduled_s), np.inf, outcomes.scheduled_s - outcomes.arrival_s)
+    longest_s = np.where(outcomes.finished, outcomes.longest_gap_s, np.inf)[several]
+    share = evaluation.attainment
+
+    def at(value_s: float) -> float | Literal["inf"] | None:
+        return plain(value_s)
+
+    return Figures(
+        requests=len(outcomes),
+        span_s=span_s,
+        attainment=share if math.isfinite(share) else None,
+        goodput_rps=share * len(outcomes) / span_s if math.isfinite(share) and span_s > 0.0 else None,
+        ttft_p50_s=at(evaluation.ttft_p50_s),
+        ttft_p95_s=at(evaluation.ttft_p95_s),
+        ttft_p99_s=at(evaluation.ttft_p99_s),
+        queue_p99_s=at(quantile(queue_s, 0.99)),
+        tpot_p95_s=at(evaluation.tpot_p95_s),
+        longest_gap_p50_s=at(quantile(longest_s, 0.5)),
+        longest_gap_p99_s=at(evaluation.longest_gap_p99_s),
+        failed=int((~outcomes.finished).sum()),
+        preemptions=result.preempted,
+    )

@@ -1,0 +1,306 @@
+"""The search of a controller: one window of live traffic, around the setting in force, again in every cycle.
+
+The same twin, space, study and order of settings as ``recommend``, with what a controller can do without left out: no
+sweep and no burst for everybody, only for those that lead. Trials run on a few windows of the traffic where all of it
+would take too long. Random search pays as many simulated steps. Live results correct the twin (``lessons``).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from policies.errors import bad_value
+from policies.request import DEADLINE, Setting
+from policies.slo import MarginRow, Slo
+from policies.step_time import StepCost, StepModel, priced
+from tuner.search import baselines
+from tuner.search.arena import PARALLEL, Arena, Track
+from tuner.search.evaluation import Evaluation, Role, Verdict
+from tuner.search.lessons import Lesson, LiveResult, correction, distance_octaves, lesson
+from tuner.search.objective import MARGIN_CAP, evaluate
+from tuner.search.rank import SAME_SHARE, alike, binding, complexity, noise, rank, value, verdict
+from tuner.search.slices import slices
+from tuner.search.space import EVERYTHING, SearchSpace, search_space
+from tuner.search.study import SettingStudy, constraints_of
+from tuner.sim.engine import Engine
+from tuner.sim.noise import QUIET, StepNoise
+from tuner.sim.reshape import Burst, add_burst
+from tuner.sim.result import RunResult
+from tuner.sim.workload import Traffic
+
+Model = StepModel | StepCost
+Tell = Callable[[str, int, int], None]
+
+# A search pays about this many steps, a second on two cores, and random search as many.
+SEARCH_STEPS = 600_000
+# Where even windows are long, trials beyond LEAST_TRIALS end here.
+MOST_STEPS, LEAST_TRIALS = 1_500_000, 24
+LEAST_SHARE, WHOLE_SHARE = 0.15, 0.7
+WINDOWS = 3
+LEADERS, SHORTLIST, RANDOM_LEADERS = 5, 4, 2
+MOST_LIVE, MOST_DRAWS = 12, 4
+START_BUDGETS = 4
+BURST_FACTOR, BURST_START, BURST_LENGTH = 2.0, 0.4, 0.1
+BURST_TOLERANCE = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One window to search on.
+
+    base: the setting in force, from which the search goes out. bounds: knob -> (least, greatest); a knob that is not
+    named is not searched. draws: other step models that the measurements allow. noise: of single steps. live: settings
+    that ran live, newest first. now_error: observed minus predicted share of the setting in force. warm: settings worth
+    a try, such as what was best for earlier windows.
+    """
+
+    traffic: Traffic
+    engine: Engine
+    model: Model
+    slo: Slo
+    base: Setting
+    bounds: Mapping[str, tuple[float, float]]
+    trials: int
+    seed: int = 0
+    draws: Sequence[Model] = ()
+    noise: StepNoise = QUIET
+    live: Sequence[LiveResult] = ()
+    now_error: float = 0.0
+    warm: Sequence[Setting] = ()
+
+
+@dataclass(frozen=True)
+class LiveProposal:
+    """What the search came to. Shares of ``now``, ``best`` and ``leaders`` are the twin's with live corrections.
+
+    noise: half-width of the 90 % interval of best - now. trials, simulated_steps: of the Optuna search alone; live
+    trials stood beside them in its study. random_*: of the random search. results: the replays of now and best.
+    """
+
+    verdict: Verdict
+    now: Evaluation
+    best: Evaluation
+    noise: float
+    binding: MarginRow | None
+    trials: int
+    simulated_steps: int
+    random_best: Evaluation | None
+    random_trials: int
+    random_steps: int
+    live_trials: int
+    leaders: tuple[Evaluation, ...]
+    now_result: RunResult
+    best_result: RunResult
+
+    @property
+    def gain(self) -> float:
+        """Share of good requests, best minus now."""
+        return self.best.attainment - self.now.attainment
+
+
+class _Corrected:
+    """A track whose evaluations carry the live corrections."""
+
+    def __init__(self, track: Track, lessons: Sequence[Lesson], slo: Slo) -> None:
+        self.track, self._lessons = track, lessons
+        # Who misses more requests than all targets together allow to miss cannot meet them all.
+        self._least = 1.0 - sum(1.0 - target.quantile for target, _ in slo.all_targets())
+
+    def look(self, settings: Sequence[Setting], role: Role) -> list[Evaluation]:
+        return [self.mended(e) for e in self.track.look(settings, role)]
+
+    def lead(self, looks: Sequence[Evaluation], role: Role, most: int, slo: Slo) -> list[Evaluation]:
+        """The best looks on all of the traffic, from the twin's own values again."""
+        chosen = list(dict.fromkeys(e.setting for e in sorted(looks, key=lambda e: rank(e, slo))))[:most]
+        return [self.mended(e) for e in self.track.whole.run([(setting, role) for setting in chosen])]
+
+    def mended(self, raw: Evaluation) -> Evaluation:
+        change = correction(raw.setting, self._lessons)
+        if change == 0.0:
+            return raw
+        share = min(max(raw.attainment + change, 0.0), 1.0)
+        return replace(raw, attainment=share, feasible=raw.feasible and (change > 0.0 or share >= self._least))
+
+    def constraint(self, mended: Evaluation) -> dict[str, float]:
+        """Beside the targets' own: what live results say of them all together."""
+        if not self._lessons:
+            return {}
+        contradicted = not mended.feasible and all(row.margin <= 0.0 for row in mended.margins if row.samples > 0)
+        return {"live": MARGIN_CAP * max(self._least - mended.attainment, 1e-3) if contradicted else -1.0}
+
+
+def research(question: Question, tell: Tell = lambda stage, done, total: None) -> LiveProposal:
+    """Search again. Deterministic for equal arguments.
+
+    Raises InputError when ``base`` is outside the boot envelope or no request fits the KV pool.
+    """
+    q = question
+    formula = priced(q.model).formula
+    knobs = frozenset(q.bounds) & EVERYTHING
+    space = search_space(q.engine, q.base, q.slo, formula, knobs=knobs, bounds=q.bounds)
+    raw_now, now_result = evaluate(q.traffic, q.engine, q.base, q.model, q.slo, Role.CURRENT, q.noise)
+    if raw_now.refused == len(q.traffic):
+        pool = q.engine.kv_blocks * q.engine.boot.block_tokens
+        raise bad_value("KV pool", pool, "large enough for at least one request", "read the engine's pool again")
+    windows = _windows(q.traffic, raw_now.simulated_steps * q.trials)
+    track = Track(windows, q.traffic, q.engine, q.model, q.slo, q.noise)
+    live = [one for one in q.live if one.setting != q.base and _possible(one.setting, q.engine)][:MOST_LIVE]
+    known = _twin_of(live, track.whole)
+    lessons = [lesson(one, known.get(one.setting, 0.0), q.now_error) for one in live]
+    seen = _Corrected(track, lessons, q.slo)
+    now = seen.mended(raw_now)
+    if not space.knobs:
+        return _kept(now, now_result, len(live))
+    paid = track.paid_steps
+    study = SettingStudy(space, sampler="tpe", seed=q.seed)
+    told = _tell_live(study, seen, live, q.slo)
+    for setting in _starts(q, space, now_result):
+        study.enqueue(setting)
+    looks = _search(study, seen, q, tell)
+    leaders = seen.lead(looks, Role.SEARCH, LEADERS, q.slo)
+    steps = track.paid_steps - paid
+    rival = _Corrected(Track(windows, q.traffic, q.engine, q.model, q.slo, q.noise), lessons, q.slo)
+    random_looks = _random(rival, space, q, steps, tell)
+    random_leaders = rival.lead(random_looks, Role.RANDOM, RANDOM_LEADERS, q.slo)
+    tell("decide", 0, 1)
+    tried = [_plain(e, q.base) for e in (*leaders, *random_leaders)]
+    best = _decide([now, *tried], q)
+    best_result = evaluate(q.traffic, q.engine, best.setting, q.model, q.slo, best.role, q.noise)[1]
+    uncertainty = noise(now_result, best_result, q.slo, q.seed)
+    what = verdict(now, best, uncertainty, q.slo)
+    nothing_gained = what is Verdict.INFEASIBLE and best.attainment <= now.attainment + max(SAME_SHARE, uncertainty)
+    if what is Verdict.KEEP or nothing_gained:
+        best, best_result = now, now_result
+    return LiveProposal(
+        verdict=what,
+        now=now,
+        best=best,
+        noise=uncertainty,
+        binding=binding(best.margins),
+        trials=len(looks),
+        simulated_steps=steps,
+        random_best=min(random_leaders, key=lambda e: rank(e, q.slo)) if random_leaders else None,
+        random_trials=len(random_looks),
+        random_steps=rival.track.paid_steps,
+        live_trials=told,
+        leaders=tuple(tried),
+        now_result=now_result,
+        best_result=best_result,
+    )
+
+
+def _kept(now: Evaluation, result: RunResult, live: int) -> LiveProposal:
+    """Nothing may be moved."""
+    what = Verdict.KEEP if now.feasible else Verdict.INFEASIBLE
+    return LiveProposal(what, now, now, 0.0, binding(now.margins), 0, 0, None, 0, 0, live, (), result, result)
+
+
+def _windows(traffic: Traffic, steps: int) -> Traffic | None:
+    share = max(SEARCH_STEPS / max(steps, 1), LEAST_SHARE)
+    return slices(traffic, share, WINDOWS) if share < WHOLE_SHARE else None
+
+
+def _possible(setting: Setting, engine: Engine) -> bool:
+    """A live trial from before a restart may lie outside the new envelope."""
+    inside = setting.max_running <= engine.sequence_ceiling and setting.max_running <= setting.step_tokens
+    return inside and setting.step_tokens <= engine.boot.ceiling_tokens
+
+
+def _twin_of(live: Sequence[LiveResult], arena: Arena) -> dict[Setting, float]:
+    """The twin's share in the present window of settings whose own stretch it was never asked about."""
+    unknown = list(dict.fromkeys(one.setting for one in live if one.twin_attainment is None))
+    return {e.setting: e.attainment for e in arena.run([(setting, Role.SEARCH) for setting in unknown])}
+
+
+def _tell_live(study: SettingStudy, seen: _Corrected, live: Sequence[LiveResult], slo: Slo) -> int:
+    """Live results as trials of their own, where the sampler's space holds their setting; how many."""
+    told = 0
+    # Those of one setting are one trial: their corrected share is one number.
+    counts: dict[Setting, int] = {}
+    for one in live:
+        counts[one.setting] = counts.get(one.setting, 0) + one.requests
+    inside = [setting for setting in counts if study.holds(setting)]
+    for e in seen.look(inside, Role.SEARCH):
+        study.add_live(e.setting, value(e, slo), {**constraints_of(e), **seen.constraint(e)}, counts[e.setting])
+        told += 1
+    return told
+
+
+def _starts(q: Question, space: SearchSpace, now_result: RunResult) -> list[Setting]:
+    """Where the search begins: what is in force, what was good before, the formula, the knee, and a few budgets."""
+    named = [q.base, *q.warm]
+    named += [one.setting for one in q.live[:MOST_LIVE]]
+    points = baselines.starting_points(space, q.slo, priced(q.model).formula, now_result)
+    named += [setting for setting, role in points if role is not Role.SWEEP]
+    if "step_tokens" in space.knobs:
+        ratio = (space.high_tokens / space.low_tokens) ** (1.0 / (START_BUDGETS - 1))
+        named += [
+            space.base._replace(step_tokens=round(space.low_tokens * ratio**k)) for k in reversed(range(START_BUDGETS))
+        ]
+    return named
+
+
+def _search(study: SettingStudy, seen: _Corrected, q: Question, tell: Tell) -> list[Evaluation]:
+    looks: list[Evaluation] = []
+    most = seen.track.paid_steps + MOST_STEPS
+    while len(looks) < q.trials and (len(looks) < LEAST_TRIALS or seen.track.paid_steps < most):
+        tell("search", len(looks), q.trials)
+        tickets = [study.ask() for _ in range(min(PARALLEL, q.trials - len(looks)))]
+        batch = seen.look([ticket.setting for ticket in tickets], Role.SEARCH)
+        for ticket, evaluation in zip(tickets, batch, strict=True):
+            study.tell(ticket, evaluation, value(evaluation, q.slo), seen.constraint(evaluation))
+            looks.append(evaluation)
+    return looks
+
+
+def _random(rival: _Corrected, space: SearchSpace, q: Question, steps: int, tell: Tell) -> list[Evaluation]:
+    """Independent draws until they, and the replays of their leaders, have paid as much as the search."""
+    looks: list[Evaluation] = []
+    reserve = RANDOM_LEADERS * steps // max(q.trials, 1)
+    draws = baselines.random_settings(space, q.seed + 1)
+    while len(looks) < 4 * q.trials and (not looks or rival.track.paid_steps < steps - reserve):
+        tell("random search", len(looks), q.trials)
+        looks += rival.look(list(islice(draws, PARALLEL)), Role.RANDOM)
+    return looks
+
+
+def _plain(e: Evaluation, base: Setting) -> Evaluation:
+    """What only the deadline order reads stays as it is for every other order: no change that changes nothing."""
+    if e.setting.order_policy == DEADLINE:
+        return e
+    same = e.setting._replace(ttft_target_s=base.ttft_target_s, prefill_s_per_token=base.prefill_s_per_token)
+    return replace(e, setting=same)
+
+
+def _decide(tried: Sequence[Evaluation], q: Question) -> Evaluation:
+    """Among equals those that hold under every draw of the model and a burst; of these the plain and near one."""
+    equals = list({e.setting: e for e in sorted(_equals(tried, q), key=lambda e: _near(e, q.base))}.values())
+    shortlist = equals[:SHORTLIST]
+    if len(shortlist) == 1:
+        return shortlist[0]
+    settings = [(e.setting, e.role) for e in shortlist]
+    for model, traffic in (*((draw, q.traffic) for draw in q.draws[:MOST_DRAWS]), (q.model, _rush(q.traffic))):
+        found = Arena(traffic, q.engine, model, q.slo, noise=q.noise).run(settings)
+        shares = {e.setting: e.attainment for e in found}
+        least = max(shares[e.setting] for e in shortlist) - BURST_TOLERANCE
+        shortlist = [e for e in shortlist if shares[e.setting] >= least]
+    return min(shortlist, key=lambda e: _near(e, q.base))
+
+
+def _equals(tried: Sequence[Evaluation], q: Question) -> list[Evaluation]:
+    """As ``alike``; a request more or less is no difference either."""
+    if q.slo.objective == "tokens_per_s":
+        return alike(tried, q.slo)
+    top = min(tried, key=lambda e: rank(e, q.slo))
+    least = top.attainment - max(SAME_SHARE, 1.0 / len(q.traffic))
+    return [e for e in tried if e.feasible == top.feasible and e.attainment >= least]
+
+
+def _near(e: Evaluation, base: Setting) -> tuple[float, ...]:
+    return (complexity(e), distance_octaves(e.setting, base), e.gap_p99_s)
+
+
+def _rush(traffic: Traffic) -> Traffic:
+    if traffic.span_s <= 0.0:
+        return traffic
+    return add_burst(traffic, Burst(BURST_FACTOR, traffic.span_s * BURST_LENGTH, start_share=BURST_START))
