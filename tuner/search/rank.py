@@ -25,8 +25,18 @@ def value(evaluation: Evaluation, slo: Slo) -> float:
     return evaluation.attainment - 1e-3 * min(calm, 1.0)
 
 
+def known(evaluation: Evaluation) -> bool:
+    """False when the replay gave no number: then nothing is known of the setting, good or bad."""
+    return math.isfinite(evaluation.attainment) and math.isfinite(evaluation.tokens_per_s)
+
+
 def rank(evaluation: Evaluation, slo: Slo) -> tuple[float, ...]:
-    """Sort key, best first: feasible before infeasible; then the objective; then calm gaps; then a small budget."""
+    """Sort key, best first: feasible before infeasible; then the objective; then calm gaps; then a small budget.
+
+    What gave no number comes after everything else.
+    """
+    if not known(evaluation):
+        return (2.0, 0.0, 0.0, float(evaluation.setting.step_tokens))
     infeasible = 0.0 if evaluation.feasible else 1.0
     if slo.objective == "tokens_per_s":
         return (infeasible, -evaluation.tokens_per_s, evaluation.setting.step_tokens)
@@ -37,6 +47,8 @@ def alike(tried: Sequence[Evaluation], slo: Slo) -> list[Evaluation]:
     """The best and everything as good as the best, best first."""
     ordered = sorted(tried, key=lambda e: rank(e, slo))
     top = ordered[0]
+    if not known(top):
+        return [top]
     same = [e for e in ordered if e.feasible == top.feasible]
     if slo.objective == "tokens_per_s":
         return [e for e in same if e.tokens_per_s >= (1.0 - BATCH_SHARE) * top.tokens_per_s]

@@ -17,7 +17,7 @@ from tuner.search.arena import PARALLEL, Track
 from tuner.search.evaluation import Evaluation, Recommendation, Role, Verdict
 from tuner.search.identity import study_key
 from tuner.search.objective import evaluate
-from tuner.search.rank import SAME_SHARE, alike, binding, noise, rank, to_set, value, verdict
+from tuner.search.rank import SAME_SHARE, alike, binding, known, noise, rank, to_set, value, verdict
 from tuner.search.slices import slices
 from tuner.search.space import STOCK_VLLM, SearchSpace, search_space
 from tuner.search.study import SettingStudy
@@ -60,7 +60,7 @@ def recommend(
     draws: other step models that the measurements allow; leaders count by their worst. storage: an Optuna storage
     URL, None for memory. study: name under which trials are shared with other runs of the same traffic, engine, model,
     targets and knobs, now or earlier; None: with nobody. progress(stage, done, total) is called as trials come in.
-    Deterministic for equal arguments and no study shared.
+    Deterministic for equal arguments and no study shared. When no trial gave a number the verdict is KEEP.
     Raises InputError when ``current`` is outside the boot envelope, the range is empty or no request fits the KV pool.
     """
     tell = progress or (lambda stage, done, total: None)
@@ -96,10 +96,12 @@ def recommend(
     )
     random_leaders = rival.lead(random_looks, Role.RANDOM, LEADERS, lambda e: rank(e, slo))
 
-    best, burst_share = _decide([now, *fixed, *leaders, *random_leaders], traffic, engine, model, draws, slo)
+    nothing_known = not any(known(e) for e in looks)
+    tried = [now] if nothing_known else [now, *fixed, *leaders, *random_leaders]
+    best, burst_share = _decide(tried, traffic, engine, model, draws, slo)
     best_result = evaluate(traffic, engine, best.setting, model, slo, best.role)[1]
     uncertainty = noise(now_result, best_result, slo, seed)
-    what = verdict(now, best, uncertainty, slo)
+    what = Verdict.KEEP if nothing_known else verdict(now, best, uncertainty, slo)
     nothing_gained = what is Verdict.INFEASIBLE and best.attainment <= now.attainment + SAME_SHARE
     if what is Verdict.KEEP or nothing_gained:
         best, best_result = now, now_result
