@@ -9,6 +9,7 @@ from policies.errors import InputError
 from tests.observe.fake_port import FakePort, broken
 from tuner.clock import ManualClock
 from tuner.observe.protocol import ProtocolReader, Reading
+from tuner.observe.window import Window
 from tuner.ports.base import PortError, PortFault
 
 
@@ -170,8 +171,11 @@ def test_a_restart_in_the_middle_of_a_read(during: str) -> None:
     assert reading.restarted and reading.boot_id == "second" and steps_of(reading) == [0]
 
 
-def test_an_engine_that_starts_over_and_over_is_unreachable() -> None:
+def test_an_engine_that_starts_over_and_over_brings_no_rows_and_is_a_restart() -> None:
     port = FakePort()
+    port.step()
+    one, window = reader(port), Window(60.0)
+    window = window.add(one.read())
     starts = iter(range(1000))
 
     def end(name: str) -> None:
@@ -179,9 +183,15 @@ def test_an_engine_that_starts_over_and_over_is_unreachable() -> None:
             port.restart(f"start {next(starts)}")
 
     port.before = end
-    with pytest.raises(PortError) as caught:
-        reader(port).read()
-    assert caught.value.fault is PortFault.UNREACHABLE and len(port.asked) < 20
+    reading = one.read()
+    assert reading.restarted and len(reading.steps) == len(reading.requests) == 0 and len(port.asked) < 20
+    window = window.add(reading)
+    assert len(window.steps) == 0
+    port.before = lambda name: None
+    port.step()
+    port.ended()
+    after = one.read()
+    assert after.restarted and steps_of(after) == [0] and len(window.add(after).requests) == 1
 
 
 # --- idle, working, stalled, hung ---

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -12,13 +12,22 @@ from policies import wire
 from policies.errors import bad_value
 from tuner.clock import Clock
 from tuner.observe.rows import FloatArray, RequestRows, StepRows
-from tuner.ports.base import Port, PortError, PortFault
 
 MAX_PAGES = 64  # of each kind in one read
-_STARTS = 3  # starts of the engine to put up with within one read
+_STARTS = 3  # starts of the engine that one read tries to follow
 
 C = TypeVar("C", wire.StepColumns, wire.RequestColumns)
 T = TypeVar("T", wire.State, wire.StepColumns, wire.RequestColumns)
+
+
+class Source(Protocol):
+    """What is read: the reading half of ``tuner.ports.base.Port``."""
+
+    def state(self) -> wire.State: ...
+
+    def steps_after(self, after: int) -> wire.StepColumns: ...
+
+    def requests_after(self, after: int) -> wire.RequestColumns: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,37 +159,42 @@ class ProtocolReader:
     and of requests, in one read.
     """
 
-    def __init__(self, port: Port, clock: Clock, max_pages: int = MAX_PAGES) -> None:
+    def __init__(self, source: Source, clock: Clock, max_pages: int = MAX_PAGES) -> None:
         if max_pages < 1:
             raise bad_value("max_pages", max_pages, "at least 1", "read a page or more")
-        self._port, self._clock, self._max_pages = port, clock, max_pages
+        self._source, self._clock, self._max_pages = source, clock, max_pages
         self._place: _Place | None = None
 
     def read(self) -> Reading:
-        """The state and all rows since the last read. Raises PortError only."""
-        for _ in range(_STARTS):
-            reading = self._read_one_start()
-            if reading is not None:
-                return reading
-        raise PortError(
-            PortFault.UNREACHABLE,
-            f"engine {self._port.address} was started anew {_STARTS} times while it was read; see why it ends",
-        )
+        """The state and all rows since the last read; raises what the source raises (a port: PortError) and no more.
 
-    def _read_one_start(self) -> Reading | None:
-        """None when the engine was started anew in between."""
-        trips = _Trips(self._clock)
-        state = trips.ask(self._port.state)
-        before = self._place
-        same = before is not None and before.boot_id == state.boot_id
-        place = before if before is not None and same else _Place(state.boot_id)
-        steps = self._pages(trips, self._port.steps_after, place.steps, state, _all_steps)
-        requests = self._pages(trips, self._port.requests_after, place.requests, state, _all_requests)
-        if steps.anew or requests.anew:
-            return None
-        step_rows = StepRows.join([StepRows.from_wire(page) for page in steps.pages])
-        request_rows = RequestRows.join([RequestRows.from_wire(page) for page in requests.pages])
-        place = place.later(step_rows, request_rows, state.step, state.now_s)
+        An engine that is started anew again and again while it is read brings a reading without rows.
+        """
+        for _ in range(_STARTS):
+            trips = _Trips(self._clock)
+            state = trips.ask(self._source.state)
+            before = self._place
+            place = before if before is not None and before.boot_id == state.boot_id else _Place(state.boot_id)
+            steps = self._pages(trips, self._source.steps_after, place.steps, state, _all_steps)
+            requests = self._pages(trips, self._source.requests_after, place.requests, state, _all_requests)
+            if not (steps.anew or requests.anew):
+                return self._reading(trips, state, place, steps, requests)
+        nothing = _Pages[wire.StepColumns]([]), _Pages[wire.RequestColumns]([])
+        return self._reading(trips, state, _Place(state.boot_id), *nothing)
+
+    def _reading(
+        self,
+        trips: _Trips,
+        state: wire.State,
+        place: _Place,
+        steps: "_Pages[wire.StepColumns]",
+        requests: "_Pages[wire.RequestColumns]",
+    ) -> Reading:
+        step_rows = StepRows.join([StepRows.from_wire(page) for page in steps.pages] or [StepRows.none()])
+        request_rows = RequestRows.join(
+            [RequestRows.from_wire(page) for page in requests.pages] or [RequestRows.none()]
+        )
+        before, place = self._place, place.later(step_rows, request_rows, state.step, state.now_s)
         self._place = place
         return Reading(
             state=state,
@@ -189,7 +203,7 @@ class ProtocolReader:
             lost_steps=sum(page.lost for page in steps.pages),
             lost_requests=sum(page.lost for page in requests.pages),
             first=before is None,
-            restarted=before is not None and not same,
+            restarted=before is not None and before.boot_id != state.boot_id,
             behind=steps.behind or requests.behind,
             in_system=max(place.left, int(place.busy)),
             busy=place.busy,

@@ -55,8 +55,10 @@ class Window:
             steps_from_s = float(steps.start_s[0])
         if reading.lost_requests:
             complete_from_s = float(requests.finish_s[0]) if len(requests) else reading.now_s
-        if before.boot_id is not None:
-            steps, requests = StepRows.join([before.steps, steps]), RequestRows.join([before.requests, requests])
+        if len(before.steps):
+            steps = StepRows.join([before.steps, steps])
+        if len(before.requests):
+            requests = RequestRows.join([before.requests, requests])
         gone = _gone(steps.end_s, reading.now_s - self.span_s, self.most_steps)
         if gone:
             steps_from_s = max(steps_from_s, float(steps.end_s[gone - 1]))
