@@ -1,0 +1,103 @@
+"""One line an outcome, in logfmt or JSON; the level follows the kind. Every push names its actor and its reason."""
+
+import json
+import threading
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from enum import IntEnum
+from typing import Literal, TextIO
+
+from policies.guard import Action, Reason
+from tuner.control.outcome import CycleReason, CycleRecord
+
+Value = str | int | float | bool | None
+
+
+class Level(IntEnum):
+    DEBUG = 10
+    INFO = 20
+    WARNING = 30
+    ERROR = 40
+
+
+# What a person has to mend before the controller can work at all.
+_ERRORS: frozenset[Reason | CycleReason] = frozenset(
+    {CycleReason.UNAUTHORIZED, CycleReason.NO_PROTOCOL, CycleReason.STORE_FAILED, CycleReason.STALLED}
+)
+_WARNINGS: frozenset[Reason | CycleReason] = frozenset(
+    {
+        CycleReason.UNREACHABLE, CycleReason.GARBAGE, CycleReason.WORKER_FAILED, CycleReason.HELD_BY_OTHER,
+        CycleReason.CONFLICT, CycleReason.REFUSED, Reason.METRICS_STALE, Reason.ENGINE_RESTARTED,
+        Reason.OPERATOR_THRESHOLD, Reason.ERRORS_RISING, Reason.VERDICT_WORSE, Reason.INCONCLUSIVE_TOO_LONG,
+        Reason.KV_BOUND,
+    }
+)  # fmt: skip
+
+
+def level_of(record: CycleRecord) -> Level:
+    """How loud an outcome is."""
+    if record.reason in _ERRORS:
+        return Level.ERROR
+    if record.action is Action.REVERT or record.reason in _WARNINGS:
+        return Level.WARNING
+    return Level.INFO
+
+
+def outcome_fields(record: CycleRecord, actor: str) -> dict[str, Value]:
+    """What stands in the line of a cycle; what is not known is left out."""
+    found: dict[str, Value] = {
+        "event": "cycle", "cycle": record.number, "action": record.action.value, "reason": record.reason.value,
+        "mode": record.mode, "engine": record.engine, "took_s": round(sum(record.took_s.values()), 4),
+    }  # fmt: skip
+    if record.pushed is not None or record.action is Action.REVERT:
+        found |= {"actor": actor, "event": "revert" if record.action is Action.REVERT else "push"}
+    for name, knobs in (("pushed", record.pushed), ("would_push", record.would_push)):
+        if knobs:
+            found[name] = " ".join(f"{knob}={value:g}" for knob, value in knobs.items())
+    if record.observed is not None:
+        found |= {"attainment": record.observed.attainment, "goodput_rps": record.observed.goodput_rps}
+    if record.fit is not None:
+        found["knee_tokens"] = record.fit.knee_tokens
+    if record.verify is not None:
+        found |= {"verdict": record.verify.verdict, "verified_cycle": record.verify.push_cycle}
+    found |= {"lease_left_s": record.lease_left_s if isinstance(record.lease_left_s, float) else None}
+    found |= {"signals": ",".join(signal.code for signal in record.signals) or None, "detail": record.detail or None}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def render(at_s: float, level: Level, fields: Mapping[str, Value], form: Literal["logfmt", "json"]) -> str:
+    """One line without its end. at_s: wall clock."""
+    stamp = datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    whole: dict[str, Value] = {"at": stamp, "level": level.name.lower(), **fields}
+    if form == "json":
+        return json.dumps(whole)
+    return " ".join(f"{key}={_logfmt(value)}" for key, value in whole.items())
+
+
+def _logfmt(value: Value) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if not isinstance(value, str):
+        return json.dumps(value)
+    plain = value and value.isprintable() and not any(mark in value for mark in ' "=\\')
+    return value if plain else json.dumps(value)
+
+
+class EventLog:
+    """Writes lines of at least ``level`` to a stream. A stream that fails loses the line, never the cycle."""
+
+    def __init__(self, stream: TextIO, level: str = "info", form: Literal["logfmt", "json"] = "logfmt") -> None:
+        self._stream, self._form = stream, form
+        self._level = Level[level.upper()]
+        self._lock = threading.Lock()
+
+    def write(self, at_s: float, level: Level, fields: Mapping[str, Value]) -> None:
+        if level < self._level:
+            return
+        line = render(at_s, level, fields, self._form)
+        try:
+            with self._lock:
+                self._stream.write(line + "\n")
+                self._stream.flush()
+        except (OSError, ValueError):  # the reader went away, the disk is full, the stream was closed
+            pass

@@ -1,0 +1,96 @@
+"""What the controller's pages show: the latest record, and what has been counted since the start."""
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tuner.clock import Clock
+from tuner.control.outcome import CycleReason, CycleRecord, Stage
+
+BLIND = frozenset(
+    {CycleReason.UNREACHABLE, CycleReason.UNAUTHORIZED, CycleReason.NO_PROTOCOL, CycleReason.GARBAGE}
+)  # outcomes in which the engine was not read
+HEALTHY_CYCLES, HEALTHY_MORE_S = 4.0, 60.0
+
+
+@dataclass(frozen=True)
+class About:
+    """Who this controller is. cycle_s: from the start of one cycle to that of the next."""
+
+    engine: str
+    mode: str
+    instance: str
+    cycle_s: float
+    version: str = ""
+
+    @property
+    def actor(self) -> str:
+        """The actor of every push."""
+        return f"rooftune/{self.instance}"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Since the start of this controller."""
+
+    outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    verdicts: Counter[str] = field(default_factory=Counter)
+    stage_count: Counter[Stage] = field(default_factory=Counter)
+    stage_sum_s: dict[Stage, float] = field(default_factory=dict)
+    pushes: int = 0
+    lost_steps: int = 0
+    lost_requests: int = 0
+    signals: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Glance:
+    """One moment. since_s: seconds since the latest record was published, or since the start without one."""
+
+    record: CycleRecord | None
+    counts: Counts
+    since_s: float
+    healthy: bool
+    ready: bool
+
+
+class View:
+    """Written by the loop, read by the pages' threads."""
+
+    def __init__(self, about: About, clock: Clock) -> None:
+        self.about = about
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._record: CycleRecord | None = None
+        self._counts = Counts()
+        self._at_s = clock.now_s()
+
+    def publish(self, record: CycleRecord) -> None:
+        with self._lock:
+            self._counts = _counted(self._counts, record)
+            self._record, self._at_s = record, self._clock.now_s()
+
+    def glance(self) -> Glance:
+        with self._lock:
+            record, counts = self._record, self._counts
+            since_s = max(0.0, self._clock.now_s() - self._at_s)
+        healthy = since_s <= HEALTHY_CYCLES * self.about.cycle_s + HEALTHY_MORE_S
+        return Glance(record, counts, since_s, healthy, healthy and record is not None and record.reason not in BLIND)
+
+
+def _counted(before: Counts, record: CycleRecord) -> Counts:
+    """A new value, so that a page that is being written keeps the old one."""
+    sums = dict(before.stage_sum_s)
+    for stage, took_s in record.took_s.items():
+        sums[stage] = sums.get(stage, 0.0) + took_s
+    verdict: Counter[str] = Counter([str(record.verify.verdict)] if record.verify else [])
+    return Counts(
+        before.outcomes + Counter([(record.action.value, record.reason.value)]),
+        before.verdicts + verdict,
+        before.stage_count + Counter(list(record.took_s)),
+        sums,
+        before.pushes + (record.pushed is not None),
+        before.lost_steps + record.lost_steps,
+        before.lost_requests + record.lost_requests,
+        before.signals | {signal.code for signal in record.signals},
+    )
