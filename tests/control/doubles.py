@@ -1,0 +1,234 @@
+"""Stand-ins for the loop's other parts: a searcher that says what it is told to, a store in memory, a whole rig."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from policies.limits import GuardLimits
+from policies.request import Setting
+from policies.targets import Slo, Target
+from tests.control.live import LiveClock, LiveEngine, LivePort
+from tuner.control.job import Answer, Job, WorkerError
+from tuner.control.loop import Controller
+from tuner.control.options import LoopOptions
+from tuner.control.outcome import CycleRecord, ProposalPart, TwinPart
+from tuner.control.state_errors import StoreError
+from tuner.observe.protocol import ProtocolReader
+
+Reply = Callable[[Job], Answer | WorkerError]
+
+
+def answer_of(
+    job: Job,
+    *,
+    gain: float | None = 0.3,
+    noise: float | None = 0.02,
+    verdict: str = "change",
+    twin: str = "good",
+    error: float | None = 0.02,
+    **knobs: int | float,
+) -> Answer:
+    """An answer that proposes these knobs on top of what is in force; verdict "none": no proposal at all."""
+    found = TwinPart(verdict=twin, worst_error=0.1, attainment_error=error, errors={})  # type: ignore[arg-type]  # a literal
+    part = None
+    if verdict != "none":
+        part = ProposalPart(
+            setting=job.base | knobs,
+            verdict=verdict,  # type: ignore[arg-type]  # a literal
+            attainment_now=0.6,
+            attainment_proposed=None if gain is None else min(1.0, max(0.0, 0.6 + gain)),
+            gain=gain,
+            noise=noise,
+            binding="longest_gap p99 0.3 s",
+            trials=job.trials,
+            simulated_steps=1000,
+        )
+    return Answer(twin=found, proposal=part, predicted_now=None, predicted_proposed=None, took_s=1.0)
+
+
+def proposes(**parts: Any) -> Reply:
+    """Always the same proposal."""
+    return lambda job: answer_of(job, **parts)
+
+
+@dataclass
+class Scripted:
+    """A searcher whose answer comes after ``delay`` looks. jobs: what it was asked."""
+
+    reply: Reply
+    delay: int = 1
+    jobs: list[Job] = field(default_factory=list)
+    closed: bool = False
+    _left: int = 0
+    _asked: bool = False
+
+    def ask(self, job: Job) -> bool:
+        if self._asked:
+            return False
+        self.jobs.append(job)
+        self._asked, self._left = True, self.delay
+        return True
+
+    def answer(self) -> Answer | None:
+        if not self._asked:
+            return None
+        self._left -= 1
+        if self._left > 0:
+            return None
+        self._asked = False
+        said = self.reply(self.jobs[-1])
+        if isinstance(said, WorkerError):
+            raise said
+        return said
+
+    @property
+    def busy(self) -> bool:
+        return self._asked
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class MemoryStore:
+    """``tuner.control.parts.Store`` without a disk. broken: what every method raises while it is set."""
+
+    def __init__(self, instance: str = "one") -> None:
+        self._instance = instance
+        self.records: list[CycleRecord] = []
+        self.noted: dict[int, str] = {}
+        self.values: dict[str, str] = {}
+        self.broken: StoreError | None = None
+        self._number = 0
+
+    def _check(self) -> None:
+        if self.broken is not None:
+            raise self.broken
+
+    @property
+    def instance(self) -> str:
+        return self._instance
+
+    def next_number(self) -> int:
+        self._check()
+        self._number += 1
+        return self._number
+
+    def note_push(self, number: int, changes: str) -> None:
+        self._check()
+        self.noted[number] = changes
+
+    def put(self, record: CycleRecord) -> None:
+        self._check()
+        self.records.append(record)
+
+    def last(self, count: int, before: int | None = None) -> list[CycleRecord]:
+        self._check()
+        rows = [r for r in self.records if before is None or r.number < before]
+        return rows[::-1][:count]
+
+    def get(self, number: int) -> CycleRecord | None:
+        self._check()
+        return next((r for r in self.records if r.number == number), None)
+
+    def value(self, key: str) -> str | None:
+        self._check()
+        return self.values.get(key)
+
+    def keep(self, key: str, value: str) -> None:
+        self._check()
+        self.values[key] = value
+
+
+SLO = Slo((Target("ttft", 3.0, 0.99), Target("longest_gap", 0.3, 0.99)))
+BOLD = GuardLimits(largest_ratio=64.0, dwell_s=0.0, min_shadow_s=0.0, max_inconclusive_s=240.0)
+
+
+def options(**changes: Any) -> LoopOptions:
+    """Quick: cycles of 10 s, windows of a minute."""
+    given: dict[str, Any] = {
+        "live": True,
+        "slo": SLO,
+        "limits": BOLD,
+        "cycle_s": 10.0,
+        "window_s": 120.0,
+        "verify_s": 60.0,
+        "settle_s": 2.0,
+        "lease_s": 40.0,
+        "search_every_s": 60.0,
+        "search_requests": 40,
+        "min_requests": 40,
+        "trials": 10,
+    }
+    return LoopOptions(**(given | changes))
+
+
+@dataclass
+class Rig:
+    """An engine, a port and a controller on one clock."""
+
+    engine: LiveEngine
+    clock: LiveClock
+    port: LivePort
+    searcher: Scripted
+    store: MemoryStore
+    options: LoopOptions
+    controller: Controller
+    records: list[CycleRecord] = field(default_factory=list)
+
+    def run(self, cycles: int, until: Callable[[CycleRecord], bool] | None = None) -> list[CycleRecord]:
+        """So many cycles, each at its time; fewer when ``until`` says so. Returns theirs."""
+        made = []
+        for _ in range(cycles):
+            self.clock.sleep(self.options.cycle_s)
+            made.append(self.controller.cycle())
+            if until is not None and until(made[-1]):
+                break
+        self.records += made
+        return made
+
+    @property
+    def setting(self) -> Setting:
+        """In force at the engine."""
+        return self.engine.running.tuning_state().setting()
+
+    @property
+    def reasons(self) -> list[str]:
+        return [record.reason.value for record in self.records]
+
+    def again(self, **changes: Any) -> "Rig":
+        """Another controller on the same engine and store, as after a kill."""
+        return rig(
+            self.searcher.reply, engine=self.engine, clock=self.clock, store=self.store, options=self.options, **changes
+        )
+
+
+def rig(
+    reply: Reply,
+    *,
+    engine: LiveEngine | None = None,
+    clock: LiveClock | None = None,
+    store: MemoryStore | None = None,
+    options: LoopOptions | None = None,
+    delay: int = 1,
+    **more: Any,
+) -> Rig:
+    """Everything put together; more: for ``Controller``."""
+    made = globals()["options"]() if options is None else options
+    live = engine or LiveEngine()
+    hands = clock or LiveClock([live])
+    port, searcher, kept = LivePort(live), Scripted(reply, delay), store or MemoryStore()
+    controller = Controller(
+        engine="test",
+        port=port,
+        reader=ProtocolReader(port, hands),
+        searcher=searcher,
+        store=kept,
+        clock=hands,
+        options=made,
+        **more,
+    )
+    return Rig(live, hands, port, searcher, kept, made, controller)
+
+
+NAN = math.nan

@@ -1,0 +1,199 @@
+"""Act: the one request that a cycle sends. A push, a step back, or the renewal of the lease that holds all the time.
+
+A live controller that may push holds the lease even while the boot setting is in force (an empty push claims it), so
+that of several controllers exactly one acts. Whatever is not renewed ends by itself.
+"""
+
+import json
+from dataclasses import replace
+
+from policies import wire
+from policies.guard import Action, Reason
+from policies.request import Setting
+from policies.verify import Verdict as Outcome
+from tuner.control import wishes
+from tuner.control.book import Book
+from tuner.control.decide_stage import Verdict
+from tuner.control.draft import Draft
+from tuner.control.fit_stage import Learner
+from tuner.control.judgement import moved_knobs
+from tuner.control.memory import Trial, knobs_of, setting_of
+from tuner.control.options import LoopOptions
+from tuner.control.outcome import CycleReason
+from tuner.control.parts import Store
+from tuner.control.propose_stage import Found
+from tuner.control.push_stage import Sent, push_request, send
+from tuner.control.sight import Sighting, actor_of
+from tuner.control.standing import Holder
+from tuner.ports.base import Port, PortError
+
+# While one of these holds, the engine is not to be held by somebody who sees nothing: the lease may end.
+_BLIND = frozenset({Reason.METRICS_STALE, Reason.BLOCKED_AFTER_REVERT, CycleReason.HELD_BY_OTHER})
+
+
+class Actor:
+    """Sends, and books what was sent before it leaves."""
+
+    def __init__(self, port: Port, store: Store, book: Book, learner: Learner, options: LoopOptions) -> None:
+        self._port, self._store, self._book, self._learner, self._options = port, store, book, learner, options
+        self._name = actor_of(store)
+
+    def act(self, sight: Sighting, found: Found, verdict: Verdict, draft: Draft) -> Verdict:
+        """Does what was decided; a refusal or a fault becomes the reason of the cycle. Raises StoreError."""
+        wished = self._wishes(sight, draft)
+        if wished is not None:
+            return wished
+        if not self._options.live:
+            return verdict if verdict.action is Action.HOLD else Verdict(Action.HOLD, Reason.SHADOW, verdict.setting)
+        if verdict.action is Action.PUSH:
+            return self._push(sight, found, verdict, draft)
+        if verdict.action is Action.REVERT:
+            return self._go_back(sight, verdict, draft)
+        return self._hold(sight, verdict, draft)
+
+    # --- a person's wishes ---
+
+    def _wishes(self, sight: Sighting, draft: Draft) -> Verdict | None:
+        """What a person asked for is done in any mode, whoever holds the lease."""
+        if sight.revert is not None:
+            wish = sight.revert
+            sent = send(self._port, wire.RevertRequest(actor=_text(wish.actor), reason=_text(wish.reason), block=True))
+            if sent.reason is not None:
+                return Verdict(Action.HOLD, sent.reason, detail=f"the revert asked for was not done: {sent.detail}")
+            self._over(sight)
+            wishes.done(self._store, wish)
+            draft.put(in_force=knobs_of(sight.seen.boot), lease_left_s=None, revision=sent.revision)
+            return Verdict(Action.REVERT, Reason.BLOCKED_AFTER_REVERT, detail=f"asked for by {wish.actor}")
+        if sight.resume is not None:
+            wish = sight.resume
+            sent = send(self._port, wire.ResumeRequest(actor=_text(wish.actor), reason=_text(wish.reason)))
+            if sent.reason is None:
+                wishes.done(self._store, wish)
+            draft.note(f"resumed for {wish.actor}" if sent.reason is None else f"resume: {sent.detail}")
+        return None
+
+    def _over(self, sight: Sighting) -> None:
+        """Nothing of ours is in force any more."""
+        self._book.end_trial(sight.day)
+        self._book.change(kept=None)
+        self._book.moved(sight.seen.state.boot_id, sight.seen.now_s)
+
+    # --- push ---
+
+    def _push(self, sight: Sighting, found: Found, verdict: Verdict, draft: Draft) -> Verdict:
+        seen, book, setting = sight.seen, self._book, verdict.setting
+        assert setting is not None and found.proposal is not None
+        before, memory = seen.setting, book.memory
+        moved = moved_knobs(before, setting)
+        book.change(
+            trial=Trial(
+                push_cycle=draft.number,
+                boot_id=seen.state.boot_id,
+                began_s=seen.now_s,
+                since_s=max(seen.since_s, -1e12),
+                before=knobs_of(before),
+                after=knobs_of(setting),
+                predicted_gain=found.proposal.gain,
+                twin_error=found.proposal.error,
+                predicted_attainment=found.proposal.predicted_attainment,
+                stride=setting != found.proposal.setting,
+                traffic=seen.traffic,
+            )
+        )
+        book.moved(seen.state.boot_id, seen.now_s)
+        book.before = (draft.number, seen.window)
+        request = self._request(sight, before, setting, f"cycle {draft.number}: {verdict.reason.value}")
+        self._store.note_push(draft.number, json.dumps(moved))
+        book.save()
+        sent = send(self._port, request)
+        if sent.reason is None:
+            draft.put(pushed=moved, in_force=knobs_of(setting), **self._leased(sent))
+            return verdict
+        if not sent.unknown:
+            book.change(trial=None, moved=memory.moved)
+            return Verdict(Action.HOLD, sent.reason, setting, sent.detail)
+        # Perhaps it arrived. The next reading tells, and finds the trial in the book when it did.
+        return Verdict(Action.HOLD, sent.reason, setting, f"the push may have arrived: {sent.detail}")
+
+    # --- back ---
+
+    def _go_back(self, sight: Sighting, verdict: Verdict, draft: Draft) -> Verdict:
+        """A trial goes back to the setting before it; what was kept, or is not ours to know, to the boot setting."""
+        seen, trial = sight.seen, sight.standing.trial
+        if sight.standing.holder is not Holder.OURS:
+            return Verdict(Action.HOLD, verdict.reason, detail="nothing of ours is in force")
+        target = setting_of(trial.before) if trial is not None else seen.boot
+        why = f"cycle {draft.number}: {verdict.reason.value}"
+        if target == seen.boot:
+            sent = send(self._port, wire.RevertRequest(actor=self._name, reason=why, block=False))
+        else:
+            sent = send(self._port, self._request(sight, seen.setting, target, why))
+        if sent.reason is not None:
+            return Verdict(
+                Action.HOLD, sent.reason, detail=f"{verdict.reason.value}, but not taken back: {sent.detail}"
+            )
+        left = {"lease_left_s": None, "revision": sent.revision} if target == seen.boot else self._leased(sent)
+        draft.put(in_force=knobs_of(target), **left)
+        if trial is None:
+            self._over(sight)
+        else:
+            outcome = Outcome.INCONCLUSIVE if verdict.reason is Reason.INCONCLUSIVE_TOO_LONG else Outcome.WORSE
+            self._book.conclude(trial, sight.checked, outcome, sight.day, sight.wall_s)
+            self._book.moved(seen.state.boot_id, seen.now_s)
+        return replace(verdict, setting=None)
+
+    # --- hold ---
+
+    def _hold(self, sight: Sighting, verdict: Verdict, draft: Draft) -> Verdict:
+        """Renews the lease, or claims it; what prevents that is the reason of the cycle."""
+        if not self._may_hold(sight, verdict):
+            return verdict
+        seen = sight.seen
+        sent = send(self._port, self._request(sight, seen.setting, seen.setting, f"cycle {draft.number}: holds"))
+        if sent.reason is None:
+            draft.put(**self._leased(sent))
+            return verdict
+        return Verdict(Action.HOLD, sent.reason, verdict.setting, sent.detail)
+
+    def _may_hold(self, sight: Sighting, verdict: Verdict) -> bool:
+        if verdict.reason in _BLIND or sight.blocked:
+            return False
+        if sight.standing.holder is Holder.OURS:
+            return True
+        allowed = self._book.memory.shadow_s >= self._options.limits.min_shadow_s
+        return sight.standing.holder is Holder.NOBODY and allowed and not (sight.paused or sight.deploying)
+
+    def _request(self, sight: Sighting, before: Setting, after: Setting, why: str) -> wire.PushRequest:
+        return push_request(
+            before,
+            after,
+            lease_s=self._options.lease_s,
+            revision=sight.seen.state.revision,
+            actor=self._name,
+            why=why,
+            model=self._learner.model,
+        )
+
+    def _leased(self, sent: Sent) -> dict[str, float | int | None]:
+        return {"lease_left_s": self._options.lease_s, "revision": sent.revision}
+
+    def let_go(self) -> str:
+        """A clean end: the lease is given back at once, so that nothing holds that nobody watches."""
+        if not self._options.live:
+            return "shadow mode: nothing of ours was in force"
+        try:
+            lease = self._port.state().lease
+        except PortError as error:
+            return f"the engine does not answer ({error.fault.value}); it goes back by itself when the lease ends"
+        if lease is None or lease.actor != self._name:
+            return "no lease of ours was in force"
+        sent = send(self._port, wire.RevertRequest(actor=self._name, reason="the controller stops", block=False))
+        if sent.reason is not None:
+            return f"not taken back ({sent.detail}); the engine goes back by itself within {lease.left_s:.0f} s"
+        return "the engine is at its boot setting again"
+
+
+def _text(words: str) -> str:
+    """A person's words as the protocol takes them: one line, at most 200 characters, not empty."""
+    kept = "".join(letter for letter in " ".join(words.split()) if letter.isprintable())
+    return kept[:200] or "not stated"

@@ -1,0 +1,91 @@
+"""The loop's memory while it runs, and how it gets into the store: before a push leaves, and at the end of a cycle."""
+
+from policies.verify import Verdict
+from tuner.control.memory import MOST_TRIED, Kept, Memory, Moved, Trial, Tried, recall, remember
+from tuner.control.parts import Store
+from tuner.control.verify_stage import Checked
+from tuner.observe.window import Window
+
+
+class Book:
+    """memory: as it is now; before: the rows as they stood at the push of that cycle, not kept over a restart.
+
+    running_cost_slo_s: what the trial in force has cost so far; it joins the account when the trial ends.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._memory: Memory | None = None
+        self._saved: Memory | None = None
+        self.before: tuple[int, Window] | None = None
+        self.running_cost_slo_s = 0.0
+
+    @property
+    def memory(self) -> Memory:
+        """Raises StoreError while it has never been read."""
+        if self._memory is None:
+            self._memory = self._saved = recall(self._store)
+        return self._memory
+
+    def change(self, **changes: object) -> None:
+        self._memory = self.memory.but(**changes)
+
+    def save(self) -> None:
+        """Raises StoreError; then what was saved before still stands."""
+        memory = self.memory
+        if memory != self._saved:
+            remember(self._store, memory)
+            self._saved = memory
+
+    def spent_slo_s(self, day: str) -> float:
+        """SLO-seconds of that day, the running trial's among them."""
+        return self.memory.account.spent(day) + self.running_cost_slo_s
+
+    def end_trial(self, day: str) -> None:
+        """The trial is over, with or without a verdict: its cost is booked."""
+        account = self.memory.account.with_spent(day, self.running_cost_slo_s)
+        self.running_cost_slo_s, self.before = 0.0, None
+        self.change(trial=None, account=account)
+
+    def conclude(self, trial: Trial, checked: Checked | None, verdict: Verdict, day: str, wall_s: float) -> None:
+        """A verdict: what was learnt of the setting and of the twin, and whether the setting stays."""
+        trust = self.memory.trust
+        judged = checked is not None and checked.matched is not None
+        if not trial.stride and judged and checked is not None:
+            trust = trust.after(checked.judgement.prediction_held)
+        elif verdict is Verdict.WORSE:
+            trust = trust.after(False)
+        self.end_trial(day)
+        tried = _tried(trial, checked, verdict, wall_s)
+        self.change(trust=trust, tried=(*self.memory.tried, *tried)[-MOST_TRIED:])
+        if verdict is Verdict.BETTER or (trial.stride and checked is not None and checked.passed):
+            self.change(kept=Kept(boot_id=trial.boot_id, setting=trial.after, push_cycle=trial.push_cycle))
+
+    def moved(self, boot_id: str, at_s: float) -> None:
+        """The setting changed by our doing, on the engine's clock."""
+        self.change(moved=Moved(boot_id=boot_id, at_s=at_s))
+
+
+def _tried(trial: Trial, checked: Checked | None, verdict: Verdict, wall_s: float) -> list[Tried]:
+    """The trial as later searches are told of it; nothing when nobody knows under which traffic it ran."""
+    if trial.traffic is None or (trial.stride and verdict is not Verdict.WORSE):
+        return []
+    found = checked.matched if checked is not None else None
+    part = checked.part if checked is not None else None
+    share = found.after if found is not None and 0.0 <= found.after <= 1.0 else None
+    return [
+        Tried(
+            before=trial.before,
+            setting=trial.after,
+            traffic=trial.traffic,
+            verdict=verdict.value,
+            predicted_gain=trial.predicted_gain,
+            observed_gain=part.observed_gain if part is not None else None,
+            half_width=part.half_width if part is not None else None,
+            attainment=share,
+            goodput_rps=None if share is None else share * trial.traffic.rate_rps,
+            requests=checked.requests if checked is not None else 0,
+            predicted_attainment=trial.predicted_attainment,
+            wall_s=wall_s,
+        )
+    ]

@@ -1,0 +1,171 @@
+"""Fit: the step model of this very engine, from a bounded sample of its steps, refitted when it is needed or drifts."""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import ValidationError
+
+from policies.step_time import StepModel
+from tuner.control.outcome import FitPart
+from tuner.control.parts import Store
+from tuner.model.drift import Drift, DriftAlarm
+from tuner.model.fit import MIN_STEPS, fit_steps
+from tuner.model.reservoir import Reservoir
+from tuner.model.roofline import Interval, StepFit, predict
+from tuner.model.samples import StepSamples, join
+from tuner.observe.rows import StepRows
+from tuner.record import Part, Words
+
+KEY = "model"
+# Steps kept for the fit (0.1 to 0.3 s of one core for each refit), and of sizes that were met for the first time.
+CAPACITY_STEPS, FIRST_SEEN_STEPS = 2048, 256
+# A refit is worth its time when so many more steps have been seen, relative to the last one.
+REFIT_GROWTH, REFIT_LEAST_STEPS = 1.25, 200
+# Steps of known sizes reach far enough when they cover this share of the sizes seen; otherwise first ones count too.
+REACH = 0.7
+
+
+class AcceptedPart(Part):
+    """The accepted model as the store keeps it; of which model it speaks."""
+
+    model: Words
+    fit: FitPart
+
+
+class Learner:
+    """Steps in, model out. Two with the same seed and the same steps agree."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._reservoir = Reservoir(CAPACITY_STEPS, seed)
+        self._first = Reservoir(FIRST_SEEN_STEPS, seed + 1)
+        self._sizes: npt.NDArray[np.float64] = np.zeros(0)
+        self._alarm = DriftAlarm()
+        self._fitted_at_steps = 0
+        self._seen_steps = 0
+        self.drift: Drift | None = None
+        self.accepted: FitPart | None = None
+        self._store: Store | None = None
+        self._model_name = ""
+
+    def recall(self, store: Store, model: str) -> None:
+        """Go on with the model that an earlier controller accepted, when it was of the same engine's model."""
+        self._store, self._model_name = store, model
+        text = store.value(KEY)
+        if text is None or self.accepted is not None:
+            return
+        try:
+            kept = AcceptedPart.model_validate_json(text)
+        except ValidationError:
+            return  # of another version: the next fit replaces it
+        if kept.model == model:
+            self.accepted = kept.fit
+
+    def restart(self) -> None:
+        """Another start of the engine: its steps so far say nothing of the new one but where a fit may begin."""
+        self._reservoir.clear()
+        self._first.clear()
+        self._sizes = np.zeros(0)
+        self._alarm.reset()
+        self._fitted_at_steps = self._seen_steps = 0
+        self.drift = None
+
+    @property
+    def model(self) -> StepModel | None:
+        """The accepted coefficients."""
+        return None if self.accepted is None else StepModel(**self.accepted.coefficients)
+
+    def take(self, steps: StepRows) -> None:
+        """New steps, in order: kept for the fit, and held against the accepted model."""
+        samples = steps.samples()
+        if not len(samples):
+            return
+        known = self._known(samples)
+        again = samples.select(known)
+        self._reservoir.add(again)
+        self._first.add(samples.select(~known))
+        self._seen_steps += len(samples)
+        model = self.model
+        if model is not None and len(again):
+            alarm = self._alarm.add(np.log(again.duration_s / predict(model, again)))
+            if alarm is not None:
+                self.drift = alarm
+                # What was sampled before is of another engine, as far as time goes.
+                self._reservoir.clear()
+                self._first.clear()
+                self._reservoir.add(again)
+                self._fitted_at_steps = 0
+
+    def _known(self, samples: StepSamples) -> npt.NDArray[np.bool_]:
+        """Which steps are of a size that was met before; see ``tuner.model.warm``."""
+        tokens = samples.computed_tokens
+        known = np.isin(tokens, self._sizes)
+        first = np.zeros(len(tokens), dtype=np.bool_)
+        first[np.unique(tokens, return_index=True)[1]] = True
+        self._sizes = np.union1d(self._sizes, tokens)
+        answer: npt.NDArray[np.bool_] = known | ~first
+        return answer
+
+    def samples(self) -> StepSamples:
+        """What a fit would read now."""
+        again, first = self._reservoir.samples, self._first.samples
+        if not len(first):
+            return again
+        reach = float(again.computed_tokens.max()) if len(again) else 0.0
+        return again if reach >= REACH * float(first.computed_tokens.max()) else join([again, first])
+
+    @property
+    def due(self) -> bool:
+        """Whether a refit would tell more than the accepted model does."""
+        if self._fitted_at_steps == 0:
+            return True
+        return self._seen_steps >= max(REFIT_GROWTH * self._fitted_at_steps, self._fitted_at_steps + REFIT_LEAST_STEPS)
+
+    def fit(self) -> FitPart:
+        """A refit; the accepted model from now on. Raises FitRefused, and then the one before stays."""
+        self._fitted_at_steps = max(self._seen_steps, 1)  # a refusal, too, is not worth repeating on the same steps
+        found = fit_steps(self.samples(), start=self.model)
+        self.accepted = fit_part(found)
+        self.drift = None
+        self._alarm.reset()
+        if self._store is not None:
+            self._store.keep(KEY, AcceptedPart(model=self._model_name, fit=self.accepted).model_dump_json())
+        return self.accepted
+
+    @property
+    def enough(self) -> bool:
+        return len(self.samples()) >= MIN_STEPS
+
+    def part(self) -> FitPart | None:
+        """The accepted model for the record, with the alarm when there is one."""
+        if self.accepted is None or self.drift is None:
+            return self.accepted
+        return self.accepted.model_copy(update={"drift_ratio": self.drift.ratio})
+
+
+def fit_part(found: StepFit) -> FitPart:
+    """A fit as the record holds it; bounds that are not known become null."""
+
+    def bound(interval: Interval, which: str) -> float | None:
+        value: float = getattr(interval, which)
+        return value if math.isfinite(value) and value > 0.0 else None
+
+    knee = found.knee_tokens
+    return FitPart(
+        coefficients=dict(found.model._asdict()),
+        knee_tokens=knee if knee is not None and math.isfinite(knee) else None,
+        knee_low_tokens=bound(found.knee_interval, "low"),
+        knee_high_tokens=bound(found.knee_interval, "high"),
+        steps=found.steps,
+        spread=found.spread,
+        seen_low_tokens=found.seen_tokens[0],
+        seen_high_tokens=found.seen_tokens[1],
+        codes=tuple(code.value for code in found.codes),
+    )
+
+
+def noise_pairs(model: StepModel, steps: StepRows, most: int = 2000) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Modelled and measured seconds of the newest steps, for the twin's step noise."""
+    samples = steps.samples()
+    newest = samples.select(np.arange(max(0, len(samples) - most), len(samples)))
+    return tuple(predict(model, newest).tolist()), tuple(newest.duration_s.tolist())

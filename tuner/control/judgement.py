@@ -1,0 +1,121 @@
+"""What became of the push before, and what to do now: verify and decide, on one sighting."""
+
+import math
+from dataclasses import replace
+
+from policies.guard import Reason, Situation
+from policies.request import Setting
+from policies.verify import Verdict as Outcome
+from policies.verify import crossed
+from tuner.control.book import Book
+from tuner.control.decide_stage import Verdict, decide_cycle, kv_bound
+from tuner.control.draft import Draft
+from tuner.control.exploration import measured_cost_slo_s, predicted_cost_slo_s
+from tuner.control.memory import knobs_of
+from tuner.control.options import LoopOptions
+from tuner.control.propose_stage import Found, Proposal
+from tuner.control.sight import Sighting
+from tuner.control.standing import Holder
+from tuner.control.verify_stage import Terms, check
+
+# A trial that turns out bad is seen in one cycle and taken back in it; the next one makes sure.
+REVERT_CYCLES = 2.0
+
+
+class Judge:
+    """Verdicts go into the book; decisions are the guard's."""
+
+    def __init__(self, book: Book, options: LoopOptions) -> None:
+        self._book, self._options = book, options
+        self._terms = Terms(options.settle_s, options.harm_requests, options.min_requests)
+
+    def check(self, sight: Sighting, draft: Draft) -> Sighting:
+        """The sighting with the verdict on the trial in force; one that was found good is over with it."""
+        trial, seen, book = sight.standing.trial, sight.seen, self._book
+        if trial is not None:
+            if book.before is None or book.before[0] != trial.push_cycle:
+                book.before = (trial.push_cycle, seen.window)  # another controller pushed: its rows, as far as they go
+            checked = check(trial, book.before[1], seen, self._options.thresholds, self._terms)
+            gain = checked.matched.gain if checked.matched is not None else math.nan
+            book.running_cost_slo_s = measured_cost_slo_s(gain, checked.elapsed_s)
+            draft.put(verify=checked.part)
+            sight = replace(sight, checked=checked)
+            if checked.keeps:
+                outcome = checked.judgement.verdict
+                book.conclude(trial, checked, outcome, sight.day, sight.wall_s)
+                sight = replace(sight, standing=replace(sight.standing, trial=None, kept=book.memory.kept))
+        draft.put(spent_slo_s=book.spent_slo_s(sight.day), trust=book.memory.trust.ratio)
+        return sight
+
+    def decide(self, sight: Sighting, found: Found, draft: Draft) -> Verdict:
+        """What the guard says of this cycle."""
+        situation = self.situation(sight, found.proposal)
+        verdict = decide_cycle(
+            situation,
+            self._options.limits,
+            freeze=sight.freeze,
+            why_none=found.why,
+            foreign=sight.standing.foreign,
+            other=sight.standing.holder is Holder.OTHER,
+        )
+        if verdict.setting is not None and verdict.reason in (Reason.SHADOW, Reason.SHADOW_TOO_SHORT):
+            draft.put(would_push=moved_knobs(sight.seen.setting, verdict.setting))
+        return verdict
+
+    def situation(self, sight: Sighting, proposal: Proposal | None) -> Situation:
+        """Everything that the guard looks at."""
+        seen, standing, options = sight.seen, sight.standing, self._options
+        gain = proposal.gain if proposal is not None else math.nan
+        error = proposal.error if proposal is not None else math.nan
+        ours = standing.ours_in_force
+        bound = kv_bound(seen.signals)
+        return Situation(
+            live=options.live,
+            envelope=seen.envelope,
+            in_force=seen.setting,
+            proposal=proposal.setting if proposal is not None else None,
+            predicted_gain=gain,
+            twin_error=error,
+            twin_trusted=proposal is not None and proposal.trusted,
+            metrics_age_s=seen.reading.metrics_age_s,
+            since_push_s=sight.since_push_s,
+            shadow_s=self._book.memory.shadow_s,
+            minute_of_week=sight.minute_of_week,
+            push_in_force=ours,
+            verified=standing.trial is None,
+            verdict=self._outcome(sight),
+            # What the engine's own setting does is a reason to tune, not one to stop.
+            thresholds_crossed=crossed(options.thresholds, seen.observed) if ours else (),
+            engine_restarted=seen.reading.restarted,
+            errors_rising=seen.errors_rising,
+            blocked=sight.blocked,
+            paused=sight.paused,
+            deploying=sight.deploying,
+            kv_used=1.0 if bound else seen.kv_used,
+            preempting=bound or seen.preempting,
+            exploration_spent_slo_s=self._book.spent_slo_s(sight.day),
+            exploration_cost_slo_s=predicted_cost_slo_s(_share(sight), error, self._trial_s(sight)),
+        )
+
+    def _outcome(self, sight: Sighting) -> Outcome | None:
+        return (
+            sight.checked.judgement.verdict if sight.checked is not None and sight.standing.trial is not None else None
+        )
+
+    def _trial_s(self, sight: Sighting) -> float:
+        """How long a trial takes to its verdict, at the rate of now."""
+        options, traffic = self._options, sight.seen.traffic
+        rate_rps = traffic.rate_rps if traffic is not None else 0.0
+        full_s = options.min_requests / rate_rps if rate_rps > 0.0 else options.verify_s
+        return options.settle_s + min(full_s, options.verify_s) + REVERT_CYCLES * options.cycle_s
+
+
+def _share(sight: Sighting) -> float:
+    share = sight.figures.attainment
+    return math.nan if share is None else share
+
+
+def moved_knobs(before: Setting, after: Setting) -> dict[str, int | float]:
+    """The knobs that differ, as a record holds them."""
+    old = knobs_of(before)
+    return {name: value for name, value in knobs_of(after).items() if old[name] != value}

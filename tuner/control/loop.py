@@ -1,0 +1,113 @@
+"""The loop: observe, fit, calibrate, propose, decide, push, verify, keep or revert. ``Controller.cycle`` is the page.
+
+The verdict on a push needs the rows of a later cycle, so a cycle begins with what became of the push before it. The
+search runs in a process of its own: a cycle asks it when it is due and takes the answer when it is there.
+
+Every stage is a module of its own and pure as far as it can be. What may go wrong is a typed error, and each has its
+place here; a cycle always ends in a ``CycleRecord``. Nothing has to be undone after a failed cycle or a killed
+controller: the engine goes back to its boot setting when the lease ends.
+"""
+
+from collections.abc import Callable
+
+from policies.errors import RooftuneError
+from policies.guard import Action
+from tuner.clock import Clock
+from tuner.control.act import Actor
+from tuner.control.book import Book
+from tuner.control.decide_stage import Verdict
+from tuner.control.draft import AfterStage, Draft, nothing_after
+from tuner.control.fit_stage import Learner
+from tuner.control.judgement import Judge
+from tuner.control.options import LoopOptions
+from tuner.control.outcome import CycleReason, CycleRecord, Stage
+from tuner.control.parts import Searcher, Store
+from tuner.control.planner import Planner
+from tuner.control.push_stage import fault_reason, one_line
+from tuner.control.sight import Reader, Sight
+from tuner.control.state_errors import StoreError
+from tuner.ports.base import Port, PortError
+
+
+class Controller:
+    """One controller of one engine. engine: its name for people; publish: hears of every record.
+
+    after_stage: called at the end of each stage, so that tests can stop a controller anywhere.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: str,
+        port: Port,
+        reader: Reader,
+        searcher: Searcher,
+        store: Store,
+        clock: Clock,
+        options: LoopOptions,
+        deploying: Callable[[], bool] = lambda: False,
+        publish: Callable[[CycleRecord], None] = lambda record: None,
+        after_stage: AfterStage = nothing_after,
+    ) -> None:
+        self._engine, self._clock, self._store, self._options = engine, clock, store, options
+        self._publish, self._after_stage = publish, after_stage
+        self._number = 0
+        book, learner = Book(store), Learner(options.seed)
+        self._book = book
+        self._sight = Sight(reader, store, book, learner, options, clock, deploying)
+        self._planner = Planner(searcher, book, learner, options, clock)
+        self._judge = Judge(book, options)
+        self._actor = Actor(port, store, book, learner, options)
+
+    def cycle(self) -> CycleRecord:
+        """One cycle. Raises nothing that comes from the engine, the child, the disk or the traffic."""
+        draft = self._begin()
+        try:
+            # Without a number nothing can be written down, so nothing is done either.
+            draft.number = self._number = self._store.next_number()
+            end = self._run(draft)
+        except PortError as error:
+            end = Verdict(Action.HOLD, fault_reason(error), detail=str(error))
+        except StoreError as error:
+            end = Verdict(Action.HOLD, CycleReason.STORE_FAILED, detail=str(error))
+        except RooftuneError as error:  # rows or a state that make no sense: nothing is made of them
+            end = Verdict(Action.HOLD, CycleReason.GARBAGE, detail=str(error))
+        return self._end(draft, end)
+
+    def _run(self, draft: Draft) -> Verdict:
+        with draft.stage(Stage.OBSERVE):
+            sight = self._sight.look(draft)
+        with draft.stage(Stage.VERIFY):
+            sight = self._judge.check(sight, draft)
+        with draft.stage(Stage.FIT):
+            self._planner.fit(sight, draft)
+        with draft.stage(Stage.CALIBRATE):
+            self._planner.harvest(sight, draft)
+        with draft.stage(Stage.PROPOSE):
+            found = self._planner.propose(sight, draft)
+        with draft.stage(Stage.DECIDE):
+            verdict = self._judge.decide(sight, found, draft)
+        with draft.stage(Stage.PUSH):
+            return self._actor.act(sight, found, verdict, draft)
+
+    def stop(self) -> str:
+        """End of the controller's work: what is ours in force is taken back at once. Returns what was done."""
+        return self._actor.let_go()
+
+    def _begin(self) -> Draft:
+        draft = Draft(
+            self._clock, self._number + 1, "live" if self._options.live else "shadow", self._engine, self._after_stage
+        )
+        draft.started_at_s = self._clock.wall_s()
+        return draft
+
+    def _end(self, draft: Draft, end: Verdict) -> CycleRecord:
+        record = draft.record(end)
+        try:
+            self._book.save()
+            self._store.put(record)
+        except StoreError as error:
+            draft.note(f"not written down: {one_line(str(error))}")
+            record = draft.record(end)
+        self._publish(record)
+        return record

@@ -1,0 +1,219 @@
+"""Observe: one reading and the window it joins, as everything that the rest of a cycle looks at. Pure."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from policies import wire
+from policies.envelope import Envelope, KnobBound, Mode
+from policies.quantiles import quantile, weighted_quantile
+from policies.request import Setting
+from policies.targets import Slo
+from policies.verify import Observed
+from tuner.control.figures import judged, queue_s
+from tuner.control.memory import Traffic
+from tuner.control.outcome import SignalPart
+from tuner.observe.protocol import Reading
+from tuner.observe.rows import ABORTED, FAILED, FINISHED, IntArray, RequestRows, StepRows
+from tuner.observe.window import Window
+
+# Of fewer samples an operator's threshold is not judged: a p99 of three requests is the slowest of three.
+THRESHOLD_GAPS, THRESHOLD_REQUESTS = 100, 20
+# Beyond this share of aborted requests (and so many of them) a window says more of its callers than of the engine.
+STORM_SHARE, STORM_LEAST = 0.25, 10
+# Failed requests: so many at least, and so much more than before.
+ERRORS_LEAST, ERRORS_SHARE = 3, 0.02
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What one cycle looks at. window: with this reading's rows. since_s: since when the setting has been in force,
+    on the engine's clock, as far as known. slo: targets as this engine's records can show them."""
+
+    reading: Reading
+    window: Window
+    signals: tuple[SignalPart, ...]
+    slo: Slo
+    since_s: float
+    window_s: float
+    verify_s: float
+
+    @property
+    def state(self) -> wire.State:
+        return self.reading.state
+
+    @property
+    def now_s(self) -> float:
+        """On the engine's clock."""
+        return self.reading.now_s
+
+    @cached_property
+    def setting(self) -> Setting:
+        return self.state.setting()
+
+    @cached_property
+    def boot(self) -> Setting:
+        return boot_of(self.state)
+
+    @cached_property
+    def envelope(self) -> Envelope:
+        return envelope_of(self.state)
+
+    @property
+    def from_s(self) -> float:
+        """Start of the stretch in which this setting can be judged: no longer than a window."""
+        return max(self.since_s, self.window.complete_from_s, self.now_s - self.window_s)
+
+    @cached_property
+    def requests(self) -> RequestRows:
+        """Requests, however they ended, that arrived and ended while this setting was in force, by arrival."""
+        return self.window.requests_since(self.from_s)
+
+    @cached_property
+    def span_s(self) -> float:
+        """Seconds that ``requests`` cover."""
+        if math.isfinite(self.from_s):
+            return max(0.0, self.now_s - self.from_s)
+        return float(self.now_s - self.requests.arrival_s[0]) if len(self.requests) else 0.0
+
+    @cached_property
+    def demand(self) -> RequestRows:
+        """Finished requests of the same stretch, complete as far as can be known: what a twin may replay."""
+        return self.window.demand(self.from_s)
+
+    @cached_property
+    def traffic(self) -> Traffic | None:
+        """What the requests are like; None when there are too few to say."""
+        return traffic_of(self.requests, self.span_s)
+
+    @property
+    def abort_storm(self) -> bool:
+        return storming(self.window, max(self.from_s, self.now_s - self.verify_s))
+
+    @cached_property
+    def observed(self) -> Observed:
+        """What operator's thresholds are held against: since the setting came, at most ``verify_s`` back."""
+        return observed(self.window, max(self.since_s, self.now_s - self.verify_s), self.now_s)
+
+    @cached_property
+    def errors_rising(self) -> bool:
+        """Failed requests in the latest ``verify_s`` against those before."""
+        ended = self.window.requests.select(self.window.requests.ended != ABORTED)
+        late = ended.finish_s > self.now_s - self.verify_s
+        return rising(ended.ended[late], ended.ended[~late])
+
+    @property
+    def kv_used(self) -> float:
+        """Of the latest step; NaN without one."""
+        return float(self.reading.steps.kv_used[-1]) if len(self.reading.steps) else math.nan
+
+    @property
+    def preempting(self) -> bool:
+        return bool(self.reading.steps.preemptions.sum() > 0)
+
+
+def storming(window: Window, start_s: float) -> bool:
+    """Whether so many of those that arrived from then on hung up that the others say little of the engine."""
+    rows = window.requests_since(start_s)
+    aborted = int((rows.ended == ABORTED).sum())
+    return aborted >= STORM_LEAST and aborted > STORM_SHARE * len(rows)
+
+
+def boot_of(state: wire.State) -> Setting:
+    """The setting of the engine's start; knobs that are absent keep their defaults."""
+    values: dict[str, int | float] = {knob.name: knob.boot for knob in state.knobs if knob.boot is not None}
+    return state.setting()._replace(**values)  # type: ignore[arg-type]  # as in wire.State.setting
+
+
+def envelope_of(state: wire.State) -> Envelope:
+    """The bounds that the engine states."""
+    return Envelope(
+        tuple(
+            KnobBound(knob.name, knob.min, knob.max, Mode(knob.mode))
+            for knob in state.knobs
+            if knob.min is not None and knob.max is not None
+        )
+    )
+
+
+def traffic_of(requests: RequestRows, span_s: float) -> Traffic | None:
+    """Rate and lengths; None for fewer than ten requests."""
+    if len(requests) < 10 or span_s <= 0.0:
+        return None
+    prompts, outputs = requests.prompt_tokens, requests.output_tokens
+    return Traffic(
+        rate_rps=len(requests) / span_s,
+        prompt_p50_tokens=int(quantile(prompts, 0.5)),
+        prompt_p90_tokens=int(quantile(prompts, 0.9)),
+        output_p50_tokens=int(quantile(outputs, 0.5)),
+    )
+
+
+def alike(one: Traffic, other: Traffic, ratio: float = 1.5) -> bool:
+    """Whether two windows carried about the same traffic: every figure within ``ratio``."""
+    pairs = (
+        (one.rate_rps, other.rate_rps),
+        (one.prompt_p50_tokens, other.prompt_p50_tokens),
+        (one.prompt_p90_tokens, other.prompt_p90_tokens),
+        (one.output_p50_tokens, other.output_p50_tokens),
+    )
+    return all(max(a, b) <= ratio * max(min(a, b), 1e-9) for a, b in pairs)
+
+
+def rising(now: IntArray, before: IntArray) -> bool:
+    """Whether more requests fail than before: several, and beyond what chance would do. now, before: how they ended."""
+    failed = int((now == FAILED).sum())
+    if failed < ERRORS_LEAST:
+        return False
+    was = (int((before == FAILED).sum()) + 0.5) / (len(before) + 1.0) if len(before) else 0.0
+    noise = 2.0 * math.sqrt(max(was * (1.0 - was), 0.0) / len(now))
+    return failed / len(now) > was + ERRORS_SHARE + noise
+
+
+def observed(window: Window, start_s: float, end_s: float) -> Observed:
+    """The quantities of operator's thresholds between two instants; NaN where there are too few samples.
+
+    gap_p99_s: from the steps, each token of a decode waits from the end of the step before to the end of its own.
+    """
+    steps = window.steps.select((window.steps.start_s >= start_s) & (window.steps.end_s <= end_s))
+    ended = (window.requests.finish_s > start_s) & (window.requests.finish_s <= end_s)
+    rows = judged(window.requests.select(ended & (window.requests.arrival_s >= start_s)))
+    span_s = end_s - max(start_s, window.steps_from_s, float(steps.start_s[0]) if len(steps) else end_s)
+    enough = len(rows) >= THRESHOLD_REQUESTS
+    finished = rows.ended == FINISHED
+    return Observed(
+        gap_p99_s=_gap_p99_s(steps),
+        queue_p99_s=quantile(queue_s(rows.outcomes(), finished), 0.99) if enough else math.nan,
+        preemptions_per_s=float(steps.preemptions.sum()) / span_s if span_s > 0.0 else math.nan,
+        failed_share=float((~finished).mean()) if enough else math.nan,
+    )
+
+
+def _gap_p99_s(steps: StepRows) -> float:
+    following = np.flatnonzero(np.diff(steps.step) == 1) + 1
+    weights = np.minimum(steps.decode_tokens[following], steps.decode_tokens[following - 1]).astype(np.float64)
+    if weights.sum() < THRESHOLD_GAPS:
+        return math.nan
+    return weighted_quantile(steps.end_s[following] - steps.end_s[following - 1], weights, 0.99)
+
+
+def in_flight(window: Window, at_s: float) -> int:
+    """Requests running and waiting at an instant, from the step that covers it; 0 between steps that do not join."""
+    if at_s >= window.now_s:
+        return window.in_system
+    index = int(np.searchsorted(window.steps.start_s, at_s, side="right")) - 1
+    if index < 0 or window.steps.end_s[index] < at_s:
+        return 0
+    return int(window.steps.running[index] + window.steps.waiting[index])
+
+
+def waiting_at(window: Window, at_s: float) -> int:
+    """Requests waiting at an instant, as ``in_flight``; at the end of the rows what the newest step left."""
+    if not len(window.steps) or (window.in_system == 0 and at_s >= window.now_s):
+        return 0
+    index = int(np.searchsorted(window.steps.start_s, at_s, side="right")) - 1
+    if index < 0 or (at_s < window.now_s and window.steps.end_s[index] < at_s):
+        return 0
+    return int(window.steps.waiting[index])

@@ -1,0 +1,100 @@
+"""What the loop is told once, at its start: everything an operator may set, checked and in one value."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, tzinfo
+from types import MappingProxyType
+
+from policies.envelope import KNOB_NAMES
+from policies.errors import bad_value
+from policies.limits import GuardLimits
+from policies.targets import Slo
+from policies.verify import RollbackThresholds
+from tuner.config import Config
+
+# What every engine with the protocol can move; an engine that lacks one leaves it out by itself.
+PLAIN_KNOBS: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {"step_tokens": (1.0, math.inf), "chunk_cap_tokens": (0.0, math.inf)}
+)
+# A loss is acted on from so few requests: its interval says by itself whether they are enough.
+HARM_REQUESTS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopOptions:
+    """Times in seconds.
+
+    bounds: the knobs that may be moved, with the operator's least and greatest value. cycle_s: from the start of one
+    cycle to that of the next. window_s: how far back a search looks at most; verify_s: length at most of the windows
+    before and after a push that are compared; settle_s: of the time after a push that does not count. lease_s: of
+    every push. search_every_s: on steady traffic; a shift of it, or another setting in force, starts a search at once.
+    search_requests: ended requests that a search needs; min_requests: that a verdict "better" needs (unless a window
+    of verify_s is full); harm_requests: that "worse" needs. trials: of one search. storage: Optuna URL for its trials
+    (None: memory). zone: of the operator, for days and windows of the week.
+    """
+
+    live: bool
+    slo: Slo
+    limits: GuardLimits = field(default_factory=GuardLimits)
+    thresholds: RollbackThresholds = field(default_factory=RollbackThresholds)
+    bounds: Mapping[str, tuple[float, float]] = field(default_factory=lambda: PLAIN_KNOBS)
+    cycle_s: float = 15.0
+    window_s: float = 600.0
+    verify_s: float = 120.0
+    settle_s: float = 5.0
+    lease_s: float = 120.0
+    search_every_s: float = 900.0
+    search_requests: int = 100
+    min_requests: int = HARM_REQUESTS
+    harm_requests: int = HARM_REQUESTS
+    trials: int = 100
+    seed: int = 0
+    study: str = "live"
+    storage: str | None = None
+    zone: tzinfo = UTC
+
+    def __post_init__(self) -> None:
+        for name in ("cycle_s", "window_s", "verify_s", "lease_s", "search_every_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0.0):
+                raise bad_value(name, value, "above 0 s and finite", "correct the configuration")
+        if not 0.0 <= self.settle_s < self.verify_s:
+            raise bad_value(
+                "settle_s", self.settle_s, f"at least 0 and below verify_s ({self.verify_s:g})", "shorten it"
+            )
+        if self.lease_s < 2.0 * self.cycle_s:
+            raise bad_value("lease_s", self.lease_s, f"at least two cycles ({2 * self.cycle_s:g} s)", "lengthen it")
+        for name in ("search_requests", "min_requests", "harm_requests", "trials"):
+            if getattr(self, name) < 1:
+                raise bad_value(name, getattr(self, name), "at least 1", "correct the configuration")
+        for name, (low, high) in self.bounds.items():
+            if name not in KNOB_NAMES:
+                raise bad_value("a knob to move", name, "one of " + ", ".join(KNOB_NAMES), "correct the name")
+            if not low <= high:
+                raise bad_value(f"bounds of {name}", (low, high), "least <= greatest", "correct them")
+
+
+def options_of(config: Config, storage: str | None) -> LoopOptions:
+    """The loop's part of a configuration."""
+    cadence = config.cadence
+    return LoopOptions(
+        live=config.mode == "live",
+        slo=config.slo(),
+        limits=config.limits(),
+        thresholds=config.thresholds(),
+        bounds={name: config.bounds.get(name, (0.0, math.inf)) for name in config.knobs},
+        cycle_s=cadence.cycle_s,
+        window_s=cadence.window_s,
+        verify_s=cadence.verify_s,
+        settle_s=cadence.settle_s,
+        lease_s=cadence.lease_s,
+        search_every_s=cadence.search_every_s,
+        search_requests=cadence.search_requests,
+        min_requests=cadence.verify_min_requests,
+        harm_requests=min(HARM_REQUESTS, cadence.verify_min_requests),
+        trials=config.search.trials,
+        seed=config.search.seed,
+        storage=storage,
+        zone=config.maintenance.zone,
+    )

@@ -1,0 +1,91 @@
+"""From what was seen to a proposal: refit when it is worth it, search when it is due, and otherwise say why not."""
+
+from policies.guard import Reason
+from tuner.clock import Clock
+from tuner.control.book import Book
+from tuner.control.draft import Draft
+from tuner.control.effects import without_effect
+from tuner.control.fit_stage import Learner
+from tuner.control.options import LoopOptions
+from tuner.control.outcome import CycleReason
+from tuner.control.parts import Searcher
+from tuner.control.propose_stage import Found, SearchDesk, Why, make_job
+from tuner.control.push_stage import one_line
+from tuner.control.sight import Sighting
+from tuner.control.standing import Holder
+from tuner.control.trust import region
+from tuner.model.roofline import FitRefused
+
+
+class Planner:
+    """Keeps the search and what stands between cycles."""
+
+    def __init__(self, searcher: Searcher, book: Book, learner: Learner, options: LoopOptions, clock: Clock) -> None:
+        self._desk = SearchDesk(searcher, options)
+        self._book, self._learner, self._options, self._clock = book, learner, options, clock
+        self._refused = ""
+        self._came: Found | None = None
+
+    def fit(self, sight: Sighting, draft: Draft) -> None:
+        """A refit, when there is no model, when it drifted, or before a search that would profit from newer steps."""
+        if sight.seen.reading.restarted:
+            self._desk.forget()
+        learner = self._learner
+        if not learner.enough or not learner.due:
+            return
+        if learner.accepted is not None and learner.drift is None and self._no_search(sight) is not None:
+            return
+        try:
+            learner.fit()
+            self._refused = ""
+        except FitRefused as error:
+            self._refused = one_line(f"{error.code.value}: {error}")
+        draft.put(fit=learner.part())
+
+    def harvest(self, sight: Sighting, draft: Draft) -> None:
+        """The child's answer, when it is there: how good the twin is, and what it proposes."""
+        self._came = self._desk.harvest(sight.seen, self._book.memory.tried)
+        if self._came is not None:
+            draft.put(twin=self._came.twin, proposal=self._came.part)
+            draft.note(self._came.detail)
+
+    def propose(self, sight: Sighting, draft: Draft) -> Found:
+        """The proposal that stands, or why there is none; asks the child for the next one."""
+        why = self._no_search(sight)
+        if why is not None:
+            return Found(None, why)
+        if self._learner.model is None or self._learner.drift is not None:
+            draft.note(self._refused)
+            return Found(None, CycleReason.FIT_REFUSED if self._refused else CycleReason.TOO_LITTLE_DATA)
+        if self._desk.due(sight.seen, self._clock.now_s()):
+            draft.note(self._ask(sight, draft.number))
+        return self._came or self._desk.current(sight.seen)
+
+    def _ask(self, sight: Sighting, number: int) -> str:
+        seen, model, memory = sight.seen, self._learner.model, self._book.memory
+        assert model is not None
+        silent = without_effect(memory.tried, seen.traffic)
+        bounds = region(seen.setting, seen.envelope, self._options.bounds, memory.trust, silent)
+        if not bounds:
+            return "no knob of this engine may be moved: see its envelope and the bounds"
+        job = make_job(seen, self._options, model, bounds, memory.tried, number)
+        said = self._desk.ask(job, seen, self._clock.now_s())
+        return said or (f"no effect seen of {', '.join(sorted(silent))}: not searched" if silent else "")
+
+    def _no_search(self, sight: Sighting) -> Why | None:
+        """Why no proposal is looked for in this cycle; None: one may be."""
+        seen, standing = sight.seen, sight.standing
+        if seen.reading.restarted:
+            return Reason.ENGINE_RESTARTED
+        if self._options.live and standing.holder is Holder.OTHER:
+            return CycleReason.HELD_BY_OTHER
+        if standing.trial is not None:
+            return Reason.VERIFYING
+        if sight.freeze is not None:
+            return sight.freeze
+        if len(seen.demand) < self._options.search_requests:
+            return CycleReason.TOO_LITTLE_DATA
+        share = sight.figures.attainment
+        if share is not None and 1.0 - share <= self._options.limits.min_gain:
+            return CycleReason.NO_TARGETS_MISSED
+        return None

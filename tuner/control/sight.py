@@ -1,0 +1,189 @@
+"""What a cycle starts from: the engine read, where we stand, what people wish, and why nothing may be judged, if so."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from tuner.clock import Clock
+from tuner.control import schedule, wishes
+from tuner.control.book import Book
+from tuner.control.decide_stage import freeze_of
+from tuner.control.draft import Draft
+from tuner.control.figures import figures, judgeable
+from tuner.control.fit_stage import Learner
+from tuner.control.memory import knobs_of
+from tuner.control.observe_stage import Seen
+from tuner.control.options import LoopOptions
+from tuner.control.outcome import CycleReason, Figures
+from tuner.control.parts import Store
+from tuner.control.signals import find_signals
+from tuner.control.standing import Holder, Standing, stand
+from tuner.control.verify_stage import Checked
+from tuner.observe.protocol import Reading
+from tuner.observe.window import Window
+
+# Shadow time counts only while the controller looks: at most so many cycles for one.
+LOOKING_CYCLES = 3.0
+
+
+class Reader(Protocol):
+    """``tuner.observe.protocol.ProtocolReader``."""
+
+    def read(self) -> Reading: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Sighting:
+    """One cycle's view. day: the date in the operator's zone. since_push_s: +inf when we never moved this engine.
+
+    freeze: why no setting can be judged now. checked: the verdict on the push in force, when there is one.
+    """
+
+    seen: Seen
+    standing: Standing
+    figures: Figures
+    paused: bool
+    blocked: bool
+    revert: wishes.Wish | None
+    resume: wishes.Wish | None
+    deploying: bool
+    freeze: CycleReason | None
+    since_push_s: float
+    day: str
+    minute_of_week: int
+    wall_s: float
+    now_s: float
+    checked: Checked | None = None
+
+
+class Sight:
+    """Reads the engine; remembers the window and since when its setting has been in force."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        store: Store,
+        book: Book,
+        learner: Learner,
+        options: LoopOptions,
+        clock: Clock,
+        deploying: Callable[[], bool],
+    ) -> None:
+        self._reader, self._store, self._book, self._learner = reader, store, book, learner
+        self._options, self._clock, self._deploying = options, clock, deploying
+        self._actor = actor_of(store)
+        self._window = Window(max(options.window_s, 2.0 * options.verify_s))
+        self._before: Seen | None = None
+        self._since_s = -math.inf
+        self._looked_s: float | None = None
+
+    def look(self, draft: Draft) -> Sighting:
+        """Raises PortError, StoreError, and InputError for rows that make no sense."""
+        reading = self._reader.read()
+        self._window = self._window.add(reading)
+        state = reading.state
+        now_s, wall_s = self._clock.now_s(), self._clock.wall_s()
+        day = schedule.day(wall_s, self._options.zone)
+        standing = self._standing(reading, day, draft)
+        self._since_s = self._since(reading, standing)
+        self._learn(reading)
+        seen = self._seen(reading)
+        self._before = seen
+        self._count_shadow(now_s)
+        wished = wishes.read(self._store)
+        revert, resume = wishes.pending(self._store)
+        measured = figures(seen.requests, seen.slo, seen.span_s)
+        lease = state.lease
+        draft.put(
+            boot_id=state.boot_id,
+            revision=state.revision,
+            in_force=knobs_of(seen.setting),
+            lease_left_s=lease.left_s if lease is not None and lease.actor == self._actor else None,
+            lost_steps=reading.lost_steps,
+            lost_requests=reading.lost_requests,
+            metrics_age_s=reading.metrics_age_s if math.isfinite(reading.metrics_age_s) else None,
+            observed=measured if measured.requests else None,
+            signals=seen.signals,
+            fit=self._learner.part(),
+        )
+        idle = not reading.busy and not len(reading.steps)
+        return Sighting(
+            seen=seen,
+            standing=standing,
+            figures=measured,
+            paused=wished.paused is not None,
+            blocked=wished.blocked is not None or state.blocked,
+            revert=revert,
+            resume=resume,
+            deploying=self._deploying(),
+            freeze=freeze_of(seen.signals, seen.abort_storm, idle),
+            since_push_s=self._since_push(reading),
+            day=day,
+            minute_of_week=schedule.minute_of_week(wall_s, self._options.zone),
+            wall_s=wall_s,
+            now_s=now_s,
+        )
+
+    def _standing(self, reading: Reading, day: str, draft: Draft) -> Standing:
+        standing = stand(reading.state, self._actor, self._book.memory)
+        if not self._options.live:
+            # Shadow acts on nothing, so nothing is its own: a lease that an earlier run left ends by itself.
+            standing = replace(standing, trial=None, kept=None, foreign=False, dropped=self._book.memory.trial)
+        if standing.dropped is not None:
+            self._book.end_trial(day)
+            draft.note(f"the push of cycle {standing.dropped.push_cycle} is no longer in force; no verdict")
+        if standing.kept is None and standing.trial is None and self._book.memory.kept is not None:
+            self._book.change(kept=None)
+        return standing
+
+    def _since(self, reading: Reading, standing: Standing) -> float:
+        """Since when the setting that is in force now has been so, on the engine's clock."""
+        state, before = reading.state, self._before
+        if before is not None and before.state.boot_id == state.boot_id and before.setting == state.setting():
+            return self._since_s
+        if standing.trial is not None:
+            return standing.trial.began_s
+        moved = self._book.memory.moved
+        if before is None and standing.holder is Holder.OURS and moved is not None and moved.boot_id == state.boot_id:
+            return moved.at_s
+        # Revision 0 is the start of the engine: nothing was ever pushed.
+        return self._window.reign(state.revision)[0] if state.revision > 0 else -math.inf
+
+    def _learn(self, reading: Reading) -> None:
+        if reading.restarted:
+            self._learner.restart()
+        self._learner.recall(self._store, reading.state.model)
+        self._learner.take(reading.steps)
+
+    def _seen(self, reading: Reading) -> Seen:
+        options, window = self._options, self._window
+        from_s = reading.now_s - options.window_s
+        steps = window.steps.select(window.steps.start_s >= from_s)
+        requests = window.requests.select(window.requests.finish_s >= from_s)
+        model, drift = self._learner.model, self._learner.drift
+        return Seen(
+            reading=reading,
+            window=window,
+            signals=find_signals(steps, requests, reading.state, model, drift),
+            slo=judgeable(options.slo, window.requests.gap_bounds_s),
+            since_s=self._since_s,
+            window_s=options.window_s,
+            verify_s=options.verify_s,
+        )
+
+    def _since_push(self, reading: Reading) -> float:
+        moved = self._book.memory.moved
+        return reading.now_s - moved.at_s if moved is not None and moved.boot_id == reading.boot_id else math.inf
+
+    def _count_shadow(self, now_s: float) -> None:
+        least_s, had_s = self._options.limits.min_shadow_s, self._book.memory.shadow_s
+        if self._looked_s is not None and (had_s < least_s or not self._options.live):
+            passed_s = min(max(0.0, now_s - self._looked_s), LOOKING_CYCLES * self._options.cycle_s)
+            self._book.change(shadow_s=min(had_s + passed_s, max(least_s, had_s)))
+        self._looked_s = now_s
+
+
+def actor_of(store: Store) -> str:
+    """Who pushes, in every lease."""
+    return f"rooftune/{store.instance}"
