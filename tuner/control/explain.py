@@ -1,6 +1,7 @@
 """``explain``: why a cycle did what it did, in exactly five plain lines, from its record alone. Pure."""
 
 from policies.guard import Action
+from policies.request import Setting
 from tuner.control.explain_words import BEFORE_GUARD, MEANING, NEXT
 from tuner.control.outcome import CycleRecord, Figures, FitPart, Knobs, ProposalPart, TwinPart, VerifyPart
 
@@ -11,10 +12,14 @@ KNOB_WORDS = {
     "max_running": ("sequence cap", ""),
     "max_partial_prefills": ("partial-prefill cap", ""),
     "max_long_partial_prefills": ("long partial-prefill cap", ""),
+    "budget_policy": ("budget policy", ""),
+    "order_policy": ("order policy", ""),
 }
+_MAIN = ("step_tokens", "chunk_cap_tokens")
+_NONE_AT_ZERO = ("chunk_cap_tokens", "max_partial_prefills", "max_long_partial_prefills")
 _POLICIES = {
-    "budget_policy": ("budget policy", ("fixed", "step-time target", "pressure")),
-    "order_policy": ("order policy", ("fcfs", "shortest first", "deadline")),
+    "budget_policy": ("fixed", "step-time target", "pressure"),
+    "order_policy": ("fcfs", "shortest first", "deadline"),
 }
 
 
@@ -102,7 +107,7 @@ def _decided(record: CycleRecord) -> str:
     if record.action is Action.PUSH and record.pushed is not None:
         said = f"pushed {knobs(record.pushed)}: {meaning}"
     elif record.action is Action.REVERT:
-        said = f"reverted to the boot setting: {meaning}"
+        said = f"took the push back: {meaning}"
     elif record.would_push is not None:
         said = f"held; live mode would push {knobs(record.would_push)}: {meaning}"
     elif record.reason in BEFORE_GUARD:
@@ -135,23 +140,19 @@ def _next(record: CycleRecord) -> str:
 
 
 def knobs(setting: Knobs) -> str:
-    """A setting, or some of its knobs, in words: the main ones first, policies by their names."""
-    parts = []
-    for name, (word, unit) in KNOB_WORDS.items():
-        if name in setting:
-            none = name != "step_tokens" and setting[name] == 0
-            # Only the budget and the chunk cap are always worth a word; other caps when they bind.
-            if not none or name == "chunk_cap_tokens" or len(setting) <= len(KNOB_WORDS):
-                parts.append(f"{word} {'none' if none else f'{setting[name]:g}{unit}'}")
-    for name, (word, kinds) in _POLICIES.items():
-        value = setting.get(name)
-        if value is not None and (value or len(setting) <= len(KNOB_WORDS)):
-            index = int(value)
-            parts.append(f"{word} {kinds[index] if index < len(kinds) else index}")
-    others = set(setting) - set(KNOB_WORDS) - set(_POLICIES)
-    if len(setting) <= len(KNOB_WORDS):
-        parts.extend(f"{name} {setting[name]:g}" for name in sorted(others))
-    return ", ".join(parts) or "no knob"
+    """Knobs in words, the main ones first; of a whole setting the rest only where it is not at its default."""
+    whole = len(setting) == len(Setting._fields)
+    shown = {k: v for k, v in setting.items() if not whole or k in _MAIN or v != Setting._field_defaults[k]}
+    order = [*_MAIN, *(name for name in Setting._fields if name not in _MAIN)]
+    return ", ".join(_knob(name, shown[name]) for name in order if name in shown) or "no knob"
+
+
+def _knob(name: str, value: float) -> str:
+    word, unit = KNOB_WORDS.get(name, (name, ""))
+    kinds = _POLICIES.get(name, ())
+    if kinds:
+        return f"{word} {kinds[int(value)] if int(value) < len(kinds) else value}"
+    return f"{word} none" if name in _NONE_AT_ZERO and value == 0 else f"{word} {value:g}{unit}"
 
 
 def share(value: float) -> str:
@@ -161,7 +162,7 @@ def share(value: float) -> str:
 
 def points(value: float) -> str:
     """A difference of shares in percentage points with its sign: +1.2."""
-    return f"{value * 100:+.2g}"
+    return f"{value * 100:+.1f}"
 
 
 def seconds(value: float) -> str:

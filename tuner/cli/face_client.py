@@ -1,0 +1,52 @@
+"""A controller's pages from the command line: GET /status, POST /pause, /resume, /revert."""
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, Request
+
+from policies.errors import InputError, RefusedError, UnreachableError
+from tuner.ports.token import read_token
+
+TIMEOUT_S = 10.0
+MAX_ANSWER_BYTES = 4_000_000
+
+
+def ask(face: str, path: str, token_file: str | None = None, body: dict[str, str] | None = None) -> dict[str, Any]:
+    """The JSON answer of a page; a body makes it a POST. No proxy and no redirect is followed.
+
+    Raises InputError for an address that is none, UnreachableError without an answer, RefusedError when it says no.
+    """
+    if not face.startswith(("http://", "https://")) or not face.isprintable() or " " in face:
+        raise InputError(f"--face is {face!r}, must be http://HOST:PORT of a controller; correct it")
+    headers = {"Content-Type": "application/json"}
+    if token_file is not None:
+        headers["Authorization"] = "Bearer " + read_token(Path(token_file))
+    data = None if body is None else json.dumps(body).encode()
+    opener = OpenerDirector()  # bare: no proxy, no redirect, and a status above 400 is an answer
+    opener.add_handler(HTTPHandler())
+    opener.add_handler(HTTPSHandler())
+    try:
+        request = Request(face.rstrip("/") + path, data, headers)
+        with opener.open(request, timeout=TIMEOUT_S) as answer:
+            status, text = answer.status, answer.read(MAX_ANSWER_BYTES + 1)
+    except (URLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise UnreachableError(f"controller at {face} does not answer: {reason}; is --face right?") from None
+    return _parsed(face, path, status, text)
+
+
+def _parsed(face: str, path: str, status: int, text: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise UnreachableError(
+            f"{face}{path} answers {status} with something that is no controller's; is --face right?"
+        )
+    if status >= 400:
+        said = " ".join(str(found.get("error", "no reason given")).split())[:300]
+        raise RefusedError(f"controller at {face} answers {status}: {said}")
+    return found

@@ -1,0 +1,39 @@
+"""``rooftune resume``: pushes are allowed again after a pause or a revert."""
+
+import argparse
+
+from policies.commands import Command
+from tuner.cli.face_client import ask
+from tuner.cli.wish import Desk, actor, add_wish_flags, engine_port, reason_of, resume_engine
+from tuner.control import wishes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``resume``."""
+    add_wish_flags(parser, engine=True)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """At the controller, or straight at an engine that a revert has blocked."""
+    reason = reason_of(arguments)
+    if arguments.engine is not None:
+        print(resume_engine(engine_port(arguments.engine, arguments.token_file), reason))
+        return 0
+    if arguments.face is not None:
+        ask(arguments.face, "/resume", arguments.token_file, {"actor": actor(), "reason": reason})
+        print("asked; the controller resumes in its next cycle")
+        return 0
+    desk = Desk(arguments)
+    desk.write(wishes.resume, reason)
+    if desk.pid:
+        print(f"resumed: the controller (pid {desk.pid}) may push again from its next cycle on")
+    elif desk.config is not None:
+        engine = desk.config.engine
+        port = engine_port(engine.url, arguments.token_file or engine.token_file, engine.ca_file)
+        print(f"resumed: {resume_engine(port, reason)}")
+    else:
+        print("resumed: no controller runs; the next one begins without a pause and lifts the engine's block")
+    return 0
+
+
+COMMAND = Command("resume", "allow pushes again after a pause or a revert", add_arguments, run)
