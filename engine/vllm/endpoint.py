@@ -1,0 +1,158 @@
+"""The tuning protocol in vLLM's API server: who may ask, where, and the way to the engine's process.
+
+vLLM's own API key guards its own prefixes only, so these routes guard themselves: with a token file they are on the
+public port; without one only on a loopback port or a Unix socket of their own, read-only.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.types import ASGIApp
+
+from engine.server_auth import SecretFile
+from engine.server_errors import ApiError
+from engine.server_run import bind_tcp, bind_unix
+from engine.server_tuning import PREFIX, tuning_routes
+from engine.tuning_source import Change, Read
+from engine.vllm.core import METHOD
+from policies import wire
+from policies.errors import InputError, bad_value
+
+LOG = logging.getLogger("vllm.rooftune")
+TOKEN_FILE, PORT, SOCKET = "ROOFTUNE_TOKEN_FILE", "ROOFTUNE_TUNING_PORT", "ROOFTUNE_TUNING_SOCKET"
+# A step of a long prompt may take seconds, and the engine answers between two steps.
+_ANSWER_S = 60.0
+
+
+class EngineProcess:
+    """The engine of vLLM's other process, asked by its utility call."""
+
+    def __init__(self) -> None:
+        self.client: Any = None  # vLLM's engine client, once the engine stands
+
+    async def read(self, what: Read, after: int) -> str:
+        return (await self._ask(what, str(after)))[1]
+
+    async def change(self, what: Change, wish: wire.Message) -> tuple[int, str]:
+        return await self._ask(what, wish.model_dump_json())
+
+    async def revision(self) -> int:
+        state = wire.parse(wire.State, (await self.read("state", -1)).encode(), wire.MAX_ANSWER_BYTES)
+        return state.revision
+
+    async def _ask(self, what: str, body: str) -> tuple[int, str]:
+        core = getattr(self.client, "engine_core", None)
+        if core is None:
+            raise ApiError(503, "the engine does not stand yet", code="engine_unavailable", retry_after_s=1)
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                status, text = await core.call_utility_async(METHOD, what, body)
+        except TimeoutError:
+            raise _unavailable(f"no answer within {_ANSWER_S:g} s") from None
+        except Exception as error:  # vLLM raises Exception itself for a failed or dead engine
+            raise _unavailable(str(error)[:300]) from error
+        if status == 503 and not text.startswith("{"):
+            raise _unavailable(text)
+        return status, text
+
+
+def _unavailable(why: str) -> ApiError:
+    return ApiError(503, f"the engine cannot be asked: {why}", code="engine_unavailable", retry_after_s=1)
+
+
+class TuningPlugin:
+    """What vLLM wants of an endpoint plugin."""
+
+    name = "rooftune"
+    required_tasks = ("generate",)
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self._environment = environment
+        self._engine = EngineProcess()
+        self._private: ASGIApp | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    def attach_router(self, app: Any) -> None:
+        """The routes on the public port, when there is a token and no door of their own."""
+        try:
+            secret, own_door = self._secret(), self._own_door()
+        except InputError as error:
+            LOG.error("rooftune: %s; no tuning routes are served", error)
+            return
+        if secret is None and not own_door:
+            LOG.warning(
+                "rooftune: no tuning routes: set %s to a file with a token, or %s for a read-only look",
+                TOKEN_FILE,
+                PORT,
+            )
+            return
+        routes = tuning_routes(self._engine, secret, token_with=TOKEN_FILE)
+        if own_door:
+            self._private = Starlette(routes=routes)
+        else:
+            app.router.routes.extend(routes)
+            LOG.info("rooftune: tuning protocol at %s of the public port, with the token", PREFIX)
+
+    async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
+        """The engine stands; the private door opens."""
+        self._engine.client = engine_client
+        if self._private is not None and self._serving is None:
+            try:
+                self._serving = asyncio.create_task(self._serve(self._private))
+            except InputError as error:
+                LOG.error("rooftune: %s; no tuning routes are served", error)
+
+    def _secret(self) -> SecretFile | None:
+        path = self._environment.get(TOKEN_FILE)
+        return SecretFile(Path(path)) if path else None
+
+    def _own_door(self) -> bool:
+        port, socket = self._environment.get(PORT), self._environment.get(SOCKET)
+        if port and socket:
+            raise InputError(f"{PORT} and {SOCKET} are both set; keep one")
+        if port and not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 65_535):
+            raise bad_value(PORT, port, "within 0..65535", "give a port number")
+        return bool(port or socket)
+
+    async def _serve(self, app: ASGIApp) -> None:
+        port, path = self._environment.get(PORT), self._environment.get(SOCKET)
+        with contextlib.ExitStack() as doors:
+            try:
+                bound = doors.enter_context(
+                    bind_unix(Path(path)) if path else bind_tcp("127.0.0.1", int(port or 0), 30.0)
+                )
+            except InputError as error:
+                LOG.error("rooftune: %s; no tuning routes are served", error)
+                return
+            if path:
+                doors.callback(Path(path).unlink, missing_ok=True)
+            LOG.info(
+                "rooftune: tuning protocol at %s of %s", PREFIX, path or "http://{}:{}".format(*bound.getsockname())
+            )
+            config = uvicorn.Config(
+                app,
+                lifespan="off",
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                ws="none",
+            )
+            server = _Quiet(config)
+            await server.serve(sockets=[bound])
+
+
+class _Quiet(uvicorn.Server):
+    """uvicorn without its signal handlers: signals are vLLM's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        yield

@@ -1,0 +1,51 @@
+"""vLLM's own names for our knobs, the boot values, and the one place that writes them.
+
+Read from 0.32, v1/core/sched/scheduler.py: ``schedule`` reads each of them in every call. Values that come here have
+been checked against the envelope; ``max_num_batched_tokens`` sizes the worker's buffers and is never written, nor is
+``max_num_running_reqs``, which an assertion compares with what runs.
+"""
+
+from typing import Any
+
+from policies.request import Setting
+
+NO_CAP = 1 << 60
+
+
+class Knobs:
+    """One scheduler's knobs."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._config = scheduler.scheduler_config
+        self.has_active_cap = hasattr(scheduler, "max_num_active_reqs")
+        self.has_adaptive = hasattr(scheduler, "adaptive_long_prefill_threshold")
+        self.ceiling_tokens = int(self._config.max_num_batched_tokens)
+        self.most_running = int(scheduler.max_num_running_reqs)
+        self.boot = Setting(
+            step_tokens=int(scheduler.max_num_scheduled_tokens),
+            chunk_cap_tokens=int(self._config.long_prefill_token_threshold),
+            adaptive_chunk_cap=int(self.has_adaptive and bool(scheduler.adaptive_long_prefill_threshold)),
+            max_running=int(scheduler.max_num_active_reqs if self.has_active_cap else self.most_running),
+        )
+
+    def set_budget(self, tokens: int) -> None:
+        """1..ceiling, whatever was asked for."""
+        self._scheduler.max_num_scheduled_tokens = max(1, min(int(tokens), self.ceiling_tokens))
+
+    def set_cap(self, tokens: int, adaptive: bool) -> None:
+        """Chunk cap of this step; NO_CAP or 0 = none."""
+        self._config.long_prefill_token_threshold = int(tokens) if 0 < tokens < NO_CAP else 0
+        if self.has_adaptive:
+            self._scheduler.adaptive_long_prefill_threshold = adaptive
+
+    def set_active(self, requests: int) -> None:
+        """Requests beyond which none is admitted: at most the boot ceiling."""
+        if self.has_active_cap:
+            self._scheduler.max_num_active_reqs = max(1, min(int(requests), self.most_running))
+
+    def apply(self, setting: Setting) -> None:
+        """Everything vLLM knows of a setting; caps and orders of ours are enforced step by step."""
+        self.set_budget(setting.step_tokens)
+        self.set_cap(setting.chunk_cap_tokens, setting.adaptive_chunk_cap != 0)
+        self.set_active(setting.max_running)

@@ -1,0 +1,139 @@
+"""What this vLLM lets us move: probed at its start, never assumed."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from engine.vllm.knobs import Knobs
+from policies import wire
+from policies.envelope import Envelope, KnobBound, Mode, full_bounds
+
+TESTED = (0, 32)
+KNOWN = range(27, 33)  # minor versions of 0.x whose scheduler has been read
+# Without these there is nothing to hold on to; with them we record.
+NEEDED = (
+    "schedule", "update_from_output", "add_request", "_free_request", "running", "waiting", "requests",
+    "max_num_scheduled_tokens", "max_num_running_reqs", "kv_cache_manager", "scheduler_config",
+)  # fmt: skip
+
+_PARTIAL = ("max_partial_prefills", "max_long_partial_prefills", "long_prompt_tokens", "pass_over_max_s")
+_ORDER = ("order_policy", "aging_s", "ttft_target_s", "prefill_s_per_token")
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """envelope: what may be moved. boot_envelope, model: for the state. notes: a line for whatever is not as usual.
+
+    read_only: nothing moves. one_token: a decode computes one token a step.
+    """
+
+    envelope: Envelope
+    boot_envelope: wire.BootEnvelope
+    model: str
+    notes: tuple[str, ...]
+    read_only: bool
+    one_token: bool
+
+
+def missing(scheduler: Any) -> str | None:
+    """Why we cannot even record: a name that this scheduler lacks."""
+    lacks = [name for name in NEEDED if not hasattr(scheduler, name)]
+    return f"this vLLM's scheduler has no {', '.join(lacks)}: an unknown version" if lacks else None
+
+
+def probe(scheduler: Any, knobs: Knobs, version: str) -> Probe:
+    """Everything that is fixed once a scheduler stands."""
+    config = scheduler.vllm_config
+    chunking = bool(getattr(knobs._config, "enable_chunked_prefill", True))
+    unsure = [*_version(version), *_surroundings(config, scheduler)]
+    absent = _absent(scheduler, knobs, chunking)
+    model_tokens = int(getattr(scheduler, "max_model_len", 0)) or None
+    bounds = tuple(
+        _bound(bound, chunking, model_tokens, bool(unsure))
+        for bound in full_bounds(knobs.ceiling_tokens, knobs.most_running)
+        if bound.name not in absent
+    )
+    notes = [f"read-only: {'; '.join(unsure)}"] if unsure else []
+    reasons: dict[str, list[str]] = {}
+    for name, why in absent.items():
+        reasons.setdefault(why, []).append(name)
+    notes += [f"absent: {', '.join(names)}: {why}" for why, names in reasons.items()]
+    return Probe(
+        envelope=Envelope(bounds),
+        boot_envelope=wire.BootEnvelope(
+            ceiling_tokens=knobs.ceiling_tokens,
+            max_running=knobs.most_running,
+            model_tokens=model_tokens,
+            kv_blocks=int(config.cache_config.num_gpu_blocks or 0) or None,
+            kv_block_tokens=int(getattr(scheduler, "block_size", 0)) or None,
+            chunking=chunking,
+        ),
+        model=_printable(str(getattr(config.model_config, "model", "unknown"))),
+        notes=tuple(_printable(note) for note in notes),
+        read_only=bool(unsure),
+        one_token=getattr(config, "speculative_config", None) is None,
+    )
+
+
+def _bound(bound: KnobBound, chunking: bool, model_tokens: int | None, read_only: bool) -> KnobBound:
+    minimum = bound.minimum
+    if bound.name == "step_tokens" and not chunking and model_tokens is not None:
+        minimum = min(model_tokens, int(bound.maximum))  # a prompt runs whole or never
+    return KnobBound(bound.name, minimum, bound.maximum, Mode.RESTART if read_only else Mode.LIVE)
+
+
+def _version(version: str) -> list[str]:
+    found = re.match(r"(\d+)\.(\d+)", version)
+    numbers = (int(found[1]), int(found[2])) if found else (-1, -1)
+    if numbers[0] == 0 and numbers[1] in KNOWN:
+        return []
+    return [f"vLLM {version[:20]} is untested (0.{KNOWN[0]} to 0.{KNOWN[-1]} are known)"]
+
+
+def _surroundings(config: Any, scheduler: Any) -> list[str]:
+    """What has not been tried with a hook, so nothing is moved there."""
+    parallel, model = config.parallel_config, config.model_config
+    found = []
+    for name, what in (
+        ("data_parallel_size", "data parallel"),
+        ("tensor_parallel_size", "tensor parallel"),
+        ("pipeline_parallel_size", "pipeline parallel"),
+        ("decode_context_parallel_size", "context parallel"),
+        ("_api_process_count", "several API servers"),
+    ):
+        if int(getattr(parallel, name, 1) or 1) > 1:
+            found.append(what)
+    if getattr(config, "speculative_config", None) is not None:
+        found.append("speculative decoding")
+    if getattr(config, "kv_transfer_config", None) is not None:
+        found.append("a KV connector")
+    if getattr(config, "ec_transfer_config", None) is not None:
+        found.append("an encoder connector")
+    if getattr(model, "is_multimodal_model", False):
+        found.append("a multimodal model")
+    if getattr(scheduler, "is_encoder_decoder", False) or getattr(model, "runner_type", "generate") != "generate":
+        found.append("a model that does not just generate")
+    if getattr(scheduler, "need_mamba_block_aligned_split", False):
+        found.append("prompts split at block boundaries")
+    return [f"untested with {', '.join(found)}"] if found else []
+
+
+def _absent(scheduler: Any, knobs: Knobs, chunking: bool) -> dict[str, str]:
+    """Knob -> why this scheduler has none."""
+    found: dict[str, str] = {}
+    if not knobs.has_active_cap:
+        found["max_running"] = "this vLLM has no active-request cap, and lowering max_num_running_reqs ends its engine"
+    if not knobs.has_adaptive:
+        found["adaptive_chunk_cap"] = "this vLLM has none"
+    ours = (*_PARTIAL, *_ORDER)
+    if not hasattr(scheduler.waiting, "appendleft"):
+        found |= dict.fromkeys(ours, "vLLM orders its queue by priority")
+    elif len(scheduler.kv_cache_config.kv_cache_groups) != 1:
+        found |= dict.fromkeys(ours, "the KV cache has several groups")
+    if not chunking:
+        found |= dict.fromkeys(("chunk_cap_tokens", "adaptive_chunk_cap", *ours), "prompts are not read in chunks")
+    return found
+
+
+def _printable(text: str) -> str:
+    return re.sub(r"[\x00-\x1f\x7f]", " ", text)[:200] or "unknown"
