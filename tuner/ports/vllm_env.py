@@ -137,25 +137,33 @@ def _version(installed: dict[str, Distribution], names: Iterable[str]) -> str:
 
 
 def _clashes(installed: dict[str, Distribution], sites: Sequence[Path], beside: Sequence[Path]) -> Iterable[str]:
-    """Distributions and stray modules under our import names, in the order of the names."""
-    owners = {name: _owner(name, installed) for name in IMPORT_NAMES}
+    """Modules under our import names that are not ours, with whose they are; in the order of the names."""
+    places = [*sites, *(place for site in sites for place in _pth(site)), *beside]
     for name in IMPORT_NAMES:
-        if owners[name]:
-            yield f"{name} of the distribution {owners[name]}"
-            continue
-        for place in (*sites, *beside):
-            stray = [path for path in (place / name, place / f"{name}.py") if path.exists()]
-            if stray and not (stray[0] / _MARKS[name]).is_file():
-                yield f"{name} at {_printable(str(stray[0]))}"
+        for place in dict.fromkeys(places):
+            there = [path for path in (place / name, place / f"{name}.py") if path.exists()]
+            if there and not (there[0] / _MARKS[name]).is_file():
+                owner = _owner(there[0].name, installed) if place in sites else ""
+                yield f"{name}: {_printable(str(there[0]))}" + (f" of the distribution {owner}" if owner else "")
 
 
-def _owner(name: str, installed: dict[str, Distribution]) -> str:
-    for key, found in sorted(installed.items()):
-        if key == HOOK:
+def _pth(site: Path) -> Iterable[Path]:
+    """Folders that .pth files add to the import path, as editable installations do."""
+    for file in sorted(site.glob("*.pth")):
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError):
             continue
-        for file in found.files or ():
-            if file.parts[0] == name or str(file) == f"{name}.py":
-                return _printable(_name(found))
+        folders = [Path(line) for line in lines if line.startswith("/")]
+        yield from (folder for folder in folders if folder.is_dir())
+
+
+def _owner(entry: str, installed: dict[str, Distribution]) -> str:
+    """The distribution whose RECORD names this folder or file."""
+    for found in installed.values():
+        record = "\n" + (found.read_text("RECORD") or "")
+        if f"\n{entry}/" in record or f"\n{entry}," in record:
+            return _printable(_name(found))
     return ""
 
 
