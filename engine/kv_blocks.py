@@ -1,8 +1,8 @@
 """The scheduler's state as this engine holds it, and which KV blocks hold which content.
 
-The arrays of ``policies.request.State`` are lists here: one step is a few thousand reads of single cells, and a
-cell of a list costs a third of a cell of an array (measured at 32 decodes: 0.17 ms a step against 0.31). Only the
-block table stays an array, because the runner reads whole rows of it.
+The arrays of ``policies.request.State`` are lists here, tables lists of lists: one step is a few thousand reads of
+single cells, and a cell of a list costs a third of a cell of an array. So the policies write ``table[row][column]``,
+which both understand. Only the block table stays an array, because the runner reads whole rows of it.
 """
 
 import hashlib
@@ -28,30 +28,6 @@ from policies.request import (
 NO_DIGEST = b""
 
 
-class Rows:
-    """A table of lists that answers ``rows[r]`` and ``rows[r, column]`` as an array does. rows: the lists."""
-
-    __slots__ = ("rows",)
-
-    def __init__(self, rows: list[list[int]]) -> None:
-        self.rows = rows
-
-    def __getitem__(self, at: Any) -> Any:
-        if at.__class__ is tuple:
-            return self.rows[at[0]][at[1]]
-        return self.rows[at]
-
-    def __setitem__(self, at: tuple[int, int], value: int) -> None:
-        self.rows[at[0]][at[1]] = value
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def tolist(self) -> list[list[int]]:
-        """A copy, as an array gives it."""
-        return [list(row) for row in self.rows]
-
-
 def engine_state(slots: int, *, pool_blocks: int, row_blocks: int) -> State:
     """An empty state for ``slots`` requests of at most ``row_blocks`` KV blocks each; the pool knows contents.
 
@@ -61,14 +37,13 @@ def engine_state(slots: int, *, pool_blocks: int, row_blocks: int) -> State:
     for slot in range(slots):
         state.requests[slot, KEY_AT] = state.requests[slot, TABLE_AT] = slot * row_blocks
     listed: dict[str, Any] = {name: part.tolist() for name, part in state._asdict().items() if name != "table"}
-    listed |= {name: Rows(listed[name]) for name in ("requests", "planned", "blocks")}
     listed["keys"] = [-1] * (slots * row_blocks)
     return State(table=state.table, **listed)
 
 
 def leave(boot: Boot, state: State, slot: int) -> None:
     """Take a request out between two steps, wherever it stands, and give its blocks back (a cancellation)."""
-    if state.requests[slot, STATUS] == RUNNING:
+    if state.requests[slot][STATUS] == RUNNING:
         last = state.counters[RUNNING_COUNT] - 1
         place = next(index for index in range(last + 1) if state.running[index] == slot)
         for index in range(place, last):
@@ -77,7 +52,7 @@ def leave(boot: Boot, state: State, slot: int) -> None:
         release(state, boot, slot)
     else:
         remove_waiting(state, slot)
-    state.requests[slot, STATUS] = FINISHED
+    state.requests[slot][STATUS] = FINISHED
 
 
 def chain_digests(token_ids: Sequence[int], block_tokens: int, before: bytes = NO_DIGEST) -> list[bytes]:

@@ -20,7 +20,7 @@ from engine.interface import (
     StepRecord,
     TokenEvent,
 )
-from engine.kv_blocks import ContentKeys, Rows, chain_digests, engine_state, leave
+from engine.kv_blocks import ContentKeys, chain_digests, engine_state, leave
 from engine.options import EngineOptions
 from engine.protocol import InForce, TuningDesk
 from engine.step import Runner, Segment, StepBatch
@@ -59,8 +59,8 @@ class EngineLoop:
         slots = options.max_running + options.max_queue
         rows = blocks_for(options.max_request_tokens(facts), facts.block_tokens)
         self._state = engine_state(slots, pool_blocks=facts.kv_blocks, row_blocks=rows)
-        self._rows = cast(Rows, self._state.requests).rows
-        self._plan = cast(Rows, self._state.planned).rows
+        self._rows = cast(list[list[int]], self._state.requests)
+        self._plan = cast(list[list[int]], self._state.planned)
         self._keys = ContentKeys(self._state)
         self._flights: list[Flight | None] = [None] * slots
         self._slot_of: dict[int, int] = {}

@@ -38,13 +38,13 @@ def _pop_free(state: State) -> int:
     """Take the first block of the free list and forget its content."""
     blocks, counters = state.blocks, state.counters
     block = counters[FREE_HEAD]
-    after = blocks[block, NEXT_FREE]
+    after = blocks[block][NEXT_FREE]
     counters[FREE_HEAD] = after
     if after < 0:
         counters[FREE_TAIL] = -1
     else:
-        blocks[after, PREV_FREE] = -1
-    if blocks[block, KEY] >= 0:
+        blocks[after][PREV_FREE] = -1
+    if blocks[block][KEY] >= 0:
         _forget(state, block)
     return int(block)
 
@@ -52,60 +52,60 @@ def _pop_free(state: State) -> int:
 def _forget(state: State, block: int) -> None:
     """Take a block out of the list of blocks with its key."""
     blocks = state.blocks
-    key, before, after = blocks[block, KEY], blocks[block, PREV_SAME], blocks[block, NEXT_SAME]
+    key, before, after = blocks[block][KEY], blocks[block][PREV_SAME], blocks[block][NEXT_SAME]
     if before < 0:
         state.key_head[key] = after
     else:
-        blocks[before, NEXT_SAME] = after
+        blocks[before][NEXT_SAME] = after
     if after < 0:
         state.key_tail[key] = before
     else:
-        blocks[after, PREV_SAME] = before
-    blocks[block, KEY] = -1
-    blocks[block, NEXT_SAME] = -1
-    blocks[block, PREV_SAME] = -1
+        blocks[after][PREV_SAME] = before
+    blocks[block][KEY] = -1
+    blocks[block][NEXT_SAME] = -1
+    blocks[block][PREV_SAME] = -1
 
 
 def _unlink_free(state: State, block: int) -> None:
     """Take a block out of the middle of the free list (it was found by content)."""
     blocks, counters = state.blocks, state.counters
-    before, after = blocks[block, PREV_FREE], blocks[block, NEXT_FREE]
+    before, after = blocks[block][PREV_FREE], blocks[block][NEXT_FREE]
     if before < 0:
         counters[FREE_HEAD] = after
     else:
-        blocks[before, NEXT_FREE] = after
+        blocks[before][NEXT_FREE] = after
     if after < 0:
         counters[FREE_TAIL] = before
     else:
-        blocks[after, PREV_FREE] = before
+        blocks[after][PREV_FREE] = before
 
 
 def _append_free(state: State, block: int) -> None:
     blocks, counters = state.blocks, state.counters
     tail = counters[FREE_TAIL]
-    blocks[block, PREV_FREE] = tail
-    blocks[block, NEXT_FREE] = -1
+    blocks[block][PREV_FREE] = tail
+    blocks[block][NEXT_FREE] = -1
     if tail < 0:
         counters[FREE_HEAD] = block
     else:
-        blocks[tail, NEXT_FREE] = block
+        blocks[tail][NEXT_FREE] = block
     counters[FREE_TAIL] = block
 
 
 def _insert_free(state: State, block: int, after_block: int) -> None:
     """Put a block behind ``after_block``, or at the head when that is -1."""
     blocks, counters = state.blocks, state.counters
-    following = counters[FREE_HEAD] if after_block < 0 else blocks[after_block, NEXT_FREE]
-    blocks[block, PREV_FREE] = after_block
-    blocks[block, NEXT_FREE] = following
+    following = counters[FREE_HEAD] if after_block < 0 else blocks[after_block][NEXT_FREE]
+    blocks[block][PREV_FREE] = after_block
+    blocks[block][NEXT_FREE] = following
     if after_block < 0:
         counters[FREE_HEAD] = block
     else:
-        blocks[after_block, NEXT_FREE] = block
+        blocks[after_block][NEXT_FREE] = block
     if following < 0:
         counters[FREE_TAIL] = block
     else:
-        blocks[following, PREV_FREE] = block
+        blocks[following][PREV_FREE] = block
 
 
 def find_prefix(state: State, boot: Boot, request: int) -> int:
@@ -129,10 +129,10 @@ def fits(state: State, boot: Boot, request: int, hit_tokens: int, total_tokens: 
     """True when ``total_tokens`` of a waiting request fit the free blocks, found ones being shared."""
     found = hit_tokens // boot.block_tokens if boot.contents != 0 else 0
     need = blocks_for(total_tokens, boot.block_tokens) - found
-    at = state.requests[request, KEY_AT]
+    at = state.requests[request][KEY_AT]
     for index in range(found):
         # A found block that nobody holds stands in the free list: taking it uses up a free place.
-        if state.blocks[state.key_head[state.keys[at + index]], REFERENCES] == 0:
+        if state.blocks[state.key_head[state.keys[at + index]]][REFERENCES] == 0:
             need += 1
     return bool(need <= state.counters[FREE_BLOCKS])
 
@@ -146,10 +146,10 @@ def take_prefix(state: State, boot: Boot, request: int, hit_tokens: int) -> None
     found = hit_tokens // boot.block_tokens
     for index in range(found):
         block = state.key_head[state.keys[row[KEY_AT] + index]]
-        if state.blocks[block, REFERENCES] == 0:
+        if state.blocks[block][REFERENCES] == 0:
             _unlink_free(state, block)
             state.counters[FREE_BLOCKS] -= 1
-        state.blocks[block, REFERENCES] += 1
+        state.blocks[block][REFERENCES] += 1
         state.table[row[TABLE_AT] + index] = block
     row[HELD] = found
     row[HASHED] = found
@@ -158,6 +158,10 @@ def take_prefix(state: State, boot: Boot, request: int, hit_tokens: int) -> None
 def grow(state: State, boot: Boot, request: int, total_tokens: int) -> bool:
     """Hold blocks for ``total_tokens`` tokens; False, and nothing taken, when they do not fit."""
     row = state.requests[request]
+    if total_tokens <= row[HELD] * boot.block_tokens and (
+        boot.contents == 0 or total_tokens // boot.block_tokens <= row[HASHED]
+    ):
+        return True  # what nearly every decode finds: room, and no block that this token fills
     need = blocks_for(total_tokens, boot.block_tokens) - row[HELD]
     if need > state.counters[FREE_BLOCKS]:
         return False
@@ -168,7 +172,7 @@ def grow(state: State, boot: Boot, request: int, total_tokens: int) -> bool:
         return True
     for index in range(row[HELD], row[HELD] + need):
         block = _pop_free(state)
-        state.blocks[block, REFERENCES] = 1
+        state.blocks[block][REFERENCES] = 1
         state.table[row[TABLE_AT] + index] = block
     if need > 0:
         state.counters[FREE_BLOCKS] -= need
@@ -188,13 +192,13 @@ def _register(state: State, boot: Boot, request: int, total_tokens: int) -> None
         if key < 0:  # content not known: neither this block nor a later one can be found again
             return
         tail = state.key_tail[key]
-        blocks[block, KEY] = key
-        blocks[block, PREV_SAME] = tail
-        blocks[block, NEXT_SAME] = -1
+        blocks[block][KEY] = key
+        blocks[block][PREV_SAME] = tail
+        blocks[block][NEXT_SAME] = -1
         if tail < 0:
             state.key_head[key] = block
         else:
-            blocks[tail, NEXT_SAME] = block
+            blocks[tail][NEXT_SAME] = block
         state.key_tail[key] = block
         row[HASHED] = index + 1
 
@@ -208,11 +212,11 @@ def release(state: State, boot: Boot, request: int) -> None:
         front = -1
         for index in range(row[HELD] - 1, -1, -1):
             block = state.table[row[TABLE_AT] + index]
-            state.blocks[block, REFERENCES] -= 1
-            if state.blocks[block, REFERENCES] > 0:
+            state.blocks[block][REFERENCES] -= 1
+            if state.blocks[block][REFERENCES] > 0:
                 continue
             state.counters[FREE_BLOCKS] += 1
-            if state.blocks[block, KEY] < 0:
+            if state.blocks[block][KEY] < 0:
                 _insert_free(state, block, front)
                 front = block
             else:

@@ -60,16 +60,18 @@ def plan_step(setting: Setting, boot: Boot, model: StepModel, state: State, now_
     arrange_running(setting, state)
     decodes, partials, context = 0, 0, 0
     first_prefill = -1
+    requests, running = state.requests, state.running
     for index in range(counters[RUNNING_COUNT]):
-        request = state.running[index]
-        if is_decode(state, request):
+        request = running[index]
+        row = requests[request]
+        if row[KNOWN] - row[COMPUTED] == 1 and row[KNOWN] > row[PROMPT]:  # is_decode, without its call
             decodes += 1
-            context += state.requests[request, COMPUTED]
+            context += row[COMPUTED]
         else:
             partials += 1
             if first_prefill < 0:
                 first_prefill = request
-    first_computed = state.requests[first_prefill, COMPUTED] if first_prefill >= 0 else 0
+    first_computed = requests[first_prefill][COMPUTED] if first_prefill >= 0 else 0
     budget = step_budget(setting, boot, model, decodes, context, partials + counters[WAITING_COUNT], first_computed)
     if boot.keep_decodes_moving != 0:
         budget = effective_budget(budget, boot.ceiling_tokens, decodes)
@@ -97,7 +99,7 @@ def finish_step(boot: Boot, state: State) -> int:
     requests, counters = state.requests, state.counters
     finished = 0
     for index in range(counters[PLANNED_COUNT]):
-        request = state.planned[index, 0]
+        request = state.planned[index][0]
         row = requests[request]
         if row[COMPUTED] < row[KNOWN]:
             continue
@@ -161,17 +163,17 @@ def _serve_running(
     boot: Boot, state: State, left: int, cap: int, decodes: int, partials: int, upto: int
 ) -> tuple[int, int]:
     """Serve running requests in order; returns tokens left and prefills that stay part-way."""
-    counters, running = state.counters, state.running
+    counters, running, requests = state.counters, state.running, state.requests
     behind = decodes
     index = 0
     while index < upto and index < counters[RUNNING_COUNT] and left > 0:
         request = running[index]
-        row = state.requests[request]
-        decode = is_decode(state, request)
-        if decode:
-            behind -= 1
+        row = requests[request]
         take = row[KNOWN] - row[COMPUTED]
         missing = take
+        decode = take == 1 and row[KNOWN] > row[PROMPT]  # is_decode, without its call
+        if decode:
+            behind -= 1
         if take > cap:
             take = cap
         if boot.keep_decodes_moving != 0 and not decode:
@@ -195,14 +197,14 @@ def _hold_blocks(boot: Boot, state: State, request: int, tokens: int) -> bool:
     while not grow(state, boot, request, tokens):
         place = counters[RUNNING_COUNT] - 1
         # Whoever is already planned in this step stays (only an order policy can bring that about).
-        while place > 0 and state.requests[running[place], PLANNED_IN] == counters[STEP]:
+        while place > 0 and state.requests[running[place]][PLANNED_IN] == counters[STEP]:
             place -= 1
         victim = running[place]
         for index in range(place, counters[RUNNING_COUNT] - 1):
             running[index] = running[index + 1]
         counters[RUNNING_COUNT] -= 1
         release(state, boot, victim)
-        state.requests[victim, PREEMPTIONS] += 1
+        state.requests[victim][PREEMPTIONS] += 1
         prepend_waiting(state, victim)
         state.preempted[counters[PREEMPTED_COUNT]] = victim
         counters[PREEMPTED_COUNT] += 1
@@ -215,11 +217,12 @@ def _plan(state: State, request: int, tokens: int) -> int:
     """Write one row of the plan and advance the request; returns its tokens."""
     counters = state.counters
     place = counters[PLANNED_COUNT]
-    state.planned[place, 0] = request
-    state.planned[place, 1] = tokens
+    planned, row = state.planned[place], state.requests[request]
+    planned[0] = request
+    planned[1] = tokens
     counters[PLANNED_COUNT] = place + 1
-    state.requests[request, COMPUTED] += tokens
-    state.requests[request, PLANNED_IN] = counters[STEP]
+    row[COMPUTED] += tokens
+    row[PLANNED_IN] = counters[STEP]
     return tokens
 
 
@@ -231,7 +234,7 @@ def _admit_in_order(
     request = counters[WAITING_HEAD]
     places = setting.max_running - counters[LEAVING_COUNT]
     while request >= 0 and left > 0 and counters[RUNNING_COUNT] < places:
-        following = state.requests[request, NEXT]
+        following = state.requests[request][NEXT]
         tokens = _admit(setting, boot, state, request, left, cap, partials)
         if tokens == NO_ROOM:
             break
@@ -241,7 +244,7 @@ def _admit_in_order(
                 break
         else:
             left -= tokens
-            if state.requests[request, COMPUTED] < state.requests[request, KNOWN]:
+            if state.requests[request][COMPUTED] < state.requests[request][KNOWN]:
                 partials += 1
         request = following
 
@@ -282,7 +285,7 @@ def _cap_reached(setting: Setting, state: State, request: int, partials: int) ->
     """True when one more request part-way through its prompt would exceed a cap."""
     if setting.max_partial_prefills > 0 and partials >= setting.max_partial_prefills:
         return True
-    if setting.max_long_partial_prefills <= 0 or state.requests[request, PROMPT] < setting.long_prompt_tokens:
+    if setting.max_long_partial_prefills <= 0 or state.requests[request][PROMPT] < setting.long_prompt_tokens:
         return False
     long_partials = 0
     for index in range(state.counters[RUNNING_COUNT]):
@@ -307,17 +310,17 @@ def _serve_by_policy(
         best, best_waits = -1, False
         for index in range(counters[RUNNING_COUNT]):
             request = running[index]
-            if state.requests[request, PLANNED_IN] == counters[STEP] or is_decode(state, request):
+            if state.requests[request][PLANNED_IN] == counters[STEP] or is_decode(state, request):
                 continue
             if best < 0 or goes_before(state, setting, request, best, now_s):
                 best = request
         if admitting and counters[RUNNING_COUNT] + counters[LEAVING_COUNT] < setting.max_running:
             request = counters[WAITING_HEAD]
             while request >= 0:
-                if state.requests[request, PLANNED_IN] != -counters[STEP] - 1:
+                if state.requests[request][PLANNED_IN] != -counters[STEP] - 1:
                     if best < 0 or goes_before(state, setting, request, best, now_s):
                         best, best_waits = request, True
-                request = state.requests[request, NEXT]
+                request = state.requests[request][NEXT]
         if best < 0:
             return
         row = state.requests[best]
@@ -377,13 +380,13 @@ def _sort_running(state: State, decodes_first: bool) -> None:
     for index in range(1, state.counters[RUNNING_COUNT]):
         request = running[index]
         late = decodes_first and not is_decode(state, request)
-        admitted = state.requests[request, ADMITTED]
+        admitted = state.requests[request][ADMITTED]
         place = index - 1
         while place >= 0:
             other = running[place]
             other_late = decodes_first and not is_decode(state, other)
             if other_late == late:
-                if state.requests[other, ADMITTED] < admitted:
+                if state.requests[other][ADMITTED] < admitted:
                     break
             elif late:
                 break
@@ -398,7 +401,7 @@ def _drop_finished(state: State) -> None:
     kept = 0
     for index in range(counters[RUNNING_COUNT]):
         request = running[index]
-        if state.requests[request, STATUS] != FINISHED:
+        if state.requests[request][STATUS] != FINISHED:
             running[kept] = request
             kept += 1
     counters[RUNNING_COUNT] = kept

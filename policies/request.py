@@ -190,13 +190,13 @@ def append_waiting(state: State, request: int) -> None:
     """Put a request at the end of the waiting list (an arrival)."""
     requests, counters = state.requests, state.counters
     tail = counters[WAITING_TAIL]
-    requests[request, STATUS] = WAITING
-    requests[request, NEXT] = -1
-    requests[request, PREV] = tail
+    requests[request][STATUS] = WAITING
+    requests[request][NEXT] = -1
+    requests[request][PREV] = tail
     if tail < 0:
         counters[WAITING_HEAD] = request
     else:
-        requests[tail, NEXT] = request
+        requests[tail][NEXT] = request
     counters[WAITING_TAIL] = request
     counters[WAITING_COUNT] += 1
 
@@ -205,13 +205,13 @@ def prepend_waiting(state: State, request: int) -> None:
     """Put a request at the head of the waiting list (a preempted one)."""
     requests, counters = state.requests, state.counters
     head = counters[WAITING_HEAD]
-    requests[request, STATUS] = WAITING
-    requests[request, PREV] = -1
-    requests[request, NEXT] = head
+    requests[request][STATUS] = WAITING
+    requests[request][PREV] = -1
+    requests[request][NEXT] = head
     if head < 0:
         counters[WAITING_TAIL] = request
     else:
-        requests[head, PREV] = request
+        requests[head][PREV] = request
     counters[WAITING_HEAD] = request
     counters[WAITING_COUNT] += 1
 
@@ -219,15 +219,15 @@ def prepend_waiting(state: State, request: int) -> None:
 def remove_waiting(state: State, request: int) -> None:
     """Take a request out of the waiting list, wherever it stands."""
     requests, counters = state.requests, state.counters
-    before, after = requests[request, PREV], requests[request, NEXT]
+    before, after = requests[request][PREV], requests[request][NEXT]
     if before < 0:
         counters[WAITING_HEAD] = after
     else:
-        requests[before, NEXT] = after
+        requests[before][NEXT] = after
     if after < 0:
         counters[WAITING_TAIL] = before
     else:
-        requests[after, PREV] = before
+        requests[after][PREV] = before
     counters[WAITING_COUNT] -= 1
 
 
