@@ -73,10 +73,11 @@ class Seen:
 
     @cached_property
     def span_s(self) -> float:
-        """Seconds that ``requests`` cover."""
-        if math.isfinite(self.from_s):
-            return max(0.0, self.now_s - self.from_s)
-        return float(self.now_s - self.requests.arrival_s[0]) if len(self.requests) else 0.0
+        """Seconds that ``requests`` cover; before the first row that was ever read nothing is known."""
+        from_s = self.from_s
+        if math.isinf(self.window.complete_from_s) and math.isinf(self.since_s) and len(self.requests):
+            from_s = max(from_s, float(self.requests.arrival_s[0]))
+        return max(0.0, self.now_s - from_s) if math.isfinite(from_s) else 0.0
 
     @cached_property
     def demand(self) -> RequestRows:

@@ -123,6 +123,8 @@ def proposal_of(answer: Answer, base: Setting, traffic: Traffic | None) -> Propo
         return None
     try:
         setting = setting_of(part.setting)
+        if setting == base:
+            return None
     except TypeError:
         raise InputError(f"the child proposes {sorted(part.setting)}, which are not all knobs") from None
     parts = [value for value in (answer.twin.attainment_error, part.noise) if value is not None]
