@@ -96,3 +96,15 @@ def message(value: wire.Message, status: int = 200) -> Script:
 
 def raw(content: bytes) -> Script:
     return lambda connection: connection.sendall(content)
+
+
+@contextmanager
+def routes(answers: dict[str, Script]) -> Iterator[Scripted]:
+    """Answers by path, without what follows a question mark; 404 for any other."""
+
+    def script(connection: socket.socket) -> None:
+        path = server.asked[-1][0].split(" ")[1].partition("?")[0]
+        answers.get(path, answer(404, b'{"detail":"Not Found"}'))(connection)
+
+    with scripted(script) as server:
+        yield server

@@ -54,9 +54,8 @@ def _plugins(env: VllmEnv, in_force: str | None) -> Iterator[Finding]:
     for plugin in env.newly_on(in_force):
         text = f"the line also switches on the routes of {plugin.name} (of {plugin.distribution}), off until now"
         yield note(Check.PLUGINS, text, "leave its name out if you do not want them")
-    names = ",".join(env.allowlist(in_force))
     if in_force is not None and HOOK in [name.strip() for name in in_force.split(",")]:
         yield ok(Check.PLUGINS, f"{VARIABLE} names the hook already")
     else:
         now = "not set" if in_force is None else f"{in_force!r}"
-        yield note(Check.PLUGINS, f"{VARIABLE} is {now}; start the server with {VARIABLE}={names}")
+        yield note(Check.PLUGINS, f"{VARIABLE} is {now}", "start the server with the line at the end")

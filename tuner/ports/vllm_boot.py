@@ -13,7 +13,7 @@ from enum import StrEnum
 from policies.errors import InputError, bad_value
 from tuner.ports.vllm_versions import DEFAULTS, FLAGS, Capabilities, Flag
 
-_SUFFIX = {"k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
+_SUFFIX = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 _NAMES = {flag: name for name, flag in FLAGS.items()}
 _COUNT = re.compile(r"(\d{1,12})([kKmMgG]?)|(\d{1,9}\.\d{1,6})([kmg])")  # a fraction only of a decimal unit
 
