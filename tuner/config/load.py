@@ -118,7 +118,8 @@ def _place(tree: Tree, key: str, value: object, origin: str) -> None:
 def _line(error: ValidationError, tree: Tree, where: str, origins: Mapping[str, str]) -> str:
     """The first complaint as one line, and how many others there are."""
     found = error.errors(include_url=False)
-    first = found[0]
+    # A mistyped key is both unknown and missing: the first of the two says more.
+    first = min(found, key=lambda one: one["type"] != "extra_forbidden")
     path = tuple(step for step in first["loc"] if step not in ("int", "float"))  # branches of a union
     ctx = first.get("ctx", {})
     key = ".".join(map(str, path))

@@ -27,6 +27,7 @@ __all__ = ["FitRow", "PushRow", "StateFile", "StoreError", "StoreFault", "holder
 STUDIES_FILE = "studies.db"
 PRUNE_EVERY = 50  # cycles
 PRUNE_ROWS = 200  # at most at once: a clock that jumps ahead for a while must not empty the history
+ALWAYS_ROWS = 10  # the latest cycles, however old they seem
 PUSHES_LONGER = 10
 DAY_S = 86_400.0
 
@@ -190,9 +191,9 @@ class StateFile:
         with self._writing() as connection:
             greatest = self._greatest(connection)
             gone = connection.execute(
-                "DELETE FROM cycles WHERE number IN (SELECT number FROM cycles WHERE number <= ? OR at_s < ? "
-                "ORDER BY number LIMIT ?)",
-                (greatest - keep.rows, now_s - keep.days * DAY_S, PRUNE_ROWS),
+                "DELETE FROM cycles WHERE number IN (SELECT number FROM cycles WHERE number <= ? OR "
+                "(at_s < ? AND number <= ?) ORDER BY number LIMIT ?)",
+                (greatest - keep.rows, now_s - keep.days * DAY_S, greatest - ALWAYS_ROWS, PRUNE_ROWS),
             ).rowcount
             least = connection.execute("SELECT coalesce(min(number), 0) FROM cycles").fetchone()[0]
             connection.execute("DELETE FROM fits WHERE number < ?", (least,))

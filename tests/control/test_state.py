@@ -1,0 +1,320 @@
+"""The state file: what is kept, who may have it, and what happens when the disk does not take part."""
+
+import resource
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from policies.errors import InputError, RefusedError
+from policies.guard import Action, Reason
+from tests.control.cycle_records import START_S, fit, hold, push, verify
+from tuner.clock import ManualClock
+from tuner.config import RetentionSection
+from tuner.control import wishes
+from tuner.control.parts import Store
+from tuner.control.state import PRUNE_ROWS, StateFile, StoreError, StoreFault, holder
+from tuner.control.state_file import STATE_FILE
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[StateFile]:
+    with StateFile.own(tmp_path / "s", clock=ManualClock(wall_s=START_S)) as found:
+        found._connection.execute("PRAGMA synchronous = OFF")  # these tests are not about a loss of power
+        yield found
+
+
+def test_it_is_a_store(state: StateFile) -> None:
+    store: Store = state
+    assert store.instance == state.instance and len(store.instance) == 8
+
+
+def test_records_come_back_whole_newest_first(state: StateFile) -> None:
+    records = [hold(1), push(2), hold(3, Reason.VERIFYING), hold(4, verify=verify(2), fit=fit(knee_tokens=None))]
+    for record in records:
+        state.put(record)
+    assert state.last(10) == records[::-1]
+    assert state.last(2, before=4) == [records[2], records[1]]
+    assert state.last(0) == [] and state.last(-5) == []
+    assert state.get(2) == records[1] and state.get(5) is None
+
+
+def test_a_push_keeps_prediction_and_outcome_side_by_side(state: StateFile) -> None:
+    state.note_push(2, '{"step_tokens": 1024}')
+    (row,) = state.pushes(5)
+    assert (row.number, row.changes, row.ended, row.verdict) == (2, {"step_tokens": 1024}, None, None)
+    assert [one.number for one in state.unfinished()] == [2]
+    state.put(push(2))
+    assert state.unfinished() == []
+    (row,) = state.pushes(5)
+    assert (row.ended, row.predicted_gain, row.observed_gain) == ("step_limited", 0.07, None)
+    state.put(
+        hold(7, verify=verify(2, observed_gain=-0.03, verdict="worse", reason="loss_shown", prediction_held=False))
+    )
+    (row,) = state.pushes(5)
+    assert (row.verdict, row.verified_in, row.observed_gain, row.half_width) == ("worse", 7, -0.03, 0.021)
+    assert (row.requests, row.prediction_held) == (380, False)
+
+
+def test_a_push_that_was_refused_says_so(state: StateFile) -> None:
+    state.note_push(2, '{"step_tokens": 1024}')
+    state.put(push(2, action=Action.HOLD, reason=Reason.DWELL, pushed=None))
+    assert [row.ended for row in state.pushes(5)] == ["dwell"]
+
+
+def test_fits_are_kept_with_their_intervals(state: StateFile) -> None:
+    state.put(hold(1))
+    state.put(push(2))
+    state.put(hold(3, fit=fit(knee_tokens=None, knee_low_tokens=None, knee_high_tokens=None)))
+    assert [(row.number, row.knee_tokens) for row in state.fits(5)] == [(3, None), (2, 200.0)]
+    assert state.fits(1)[0].coefficients == {"floor_s": 0.008, "slope_s_per_token": 4e-5}
+
+
+def test_numbers_ascend_over_restarts_also_when_the_rows_are_gone(tmp_path: Path) -> None:
+    with StateFile.own(tmp_path) as first:
+        name = first.instance
+        assert [first.next_number(), first.next_number()] == [1, 2]
+    with StateFile.own(tmp_path) as second:
+        assert (second.instance, second.next_number()) == (name, 3)
+    other = StateFile.own(tmp_path / "other")
+    assert other.instance != name
+    other.close()
+
+
+def test_values_are_kept_over_restarts(tmp_path: Path) -> None:
+    with StateFile.own(tmp_path) as first:
+        assert first.value("trust") is None
+        first.keep("trust", "2.0")
+        first.keep("trust", "4.0")
+    with StateFile.own(tmp_path) as second:
+        assert second.value("trust") == "4.0"
+
+
+def test_the_second_controller_on_a_folder_is_told_who_has_it(tmp_path: Path) -> None:
+    clock = ManualClock()
+    code = (
+        "import sys, pathlib; from tuner.clock import SystemClock; from tuner.control.state_lock import FolderLock\n"
+        "lock = FolderLock.take(pathlib.Path(sys.argv[1]), SystemClock()); print('held', flush=True); sys.stdin.read()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None and child.stdout.readline() == "held\n"
+    assert holder(tmp_path) == str(child.pid)
+    with pytest.raises(RefusedError, match=rf"held by a controller \(pid {child.pid}\).*--state") as caught:
+        StateFile.own(tmp_path, clock=clock)
+    assert caught.value.exit_code == 1
+    assert "\n" not in str(caught.value)
+    child.kill()  # as hard as it gets: nobody cleans up
+    child.wait()
+    assert holder(tmp_path) is None
+    StateFile.own(tmp_path, clock=clock).close()
+    child.stdin.close()
+    child.stdout.close()
+
+
+def test_a_failed_opening_gives_the_lock_back(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / STATE_FILE)
+    connection.execute("CREATE TABLE somebody_elses (x)")
+    connection.close()
+    for _ in range(2):
+        with pytest.raises(InputError, match="a database of something else"):
+            StateFile.own(tmp_path)
+    assert holder(tmp_path) is None
+
+
+def test_a_file_of_another_release_is_refused_and_left_alone(tmp_path: Path) -> None:
+    StateFile.own(tmp_path).close()
+    connection = sqlite3.connect(tmp_path / STATE_FILE)
+    connection.execute("PRAGMA user_version = 9")
+    connection.close()
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for way in (StateFile.own, StateFile.visit):
+        with pytest.raises(InputError, match="schema version 9, this release reads 1"):
+            way(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be used"):
+        StateFile.own(tmp_path / "file" / "s")
+    with pytest.raises(InputError, match="no state in"):
+        StateFile.visit(tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_visitor_reads_and_writes_while_the_controller_runs(state: StateFile) -> None:
+    state.put(hold(1))
+    with StateFile.visit(state.path.parent) as visitor:
+        assert [record.number for record in visitor.last(5)] == [1]
+        wishes.pause(visitor, "me", "lunch", 1.0)
+        state.put(hold(2))
+        assert [record.number for record in visitor.last(5)] == [2, 1]
+    assert wishes.paused(state)
+
+
+def test_threads_share_it(state: StateFile) -> None:
+    failures: list[Exception] = []
+
+    def write(first: int) -> None:
+        try:
+            for number in range(first, first + 10):
+                state.put(hold(number))
+                state.keep(f"k{number}", str(number))
+        except Exception as error:  # noqa: BLE001 - whatever a thread raises is to be seen by the test
+            failures.append(error)
+
+    threads = [threading.Thread(target=write, args=(first,)) for first in (1, 101, 201)]
+    for thread in threads:
+        thread.start()
+    for _ in range(20):
+        state.last(5)
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert len(state.last(100)) == 30
+
+
+# --- the disk does not take part ----------------------------------------------------------------
+
+
+def test_locked_by_another_process_is_an_error_once_and_over_when_the_lock_is(state: StateFile) -> None:
+    state._connection.execute("PRAGMA busy_timeout = 50")
+    other = sqlite3.connect(state.path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    for act in (lambda: state.put(hold(1)), state.next_number, lambda: state.keep("a", "1")):
+        with pytest.raises(StoreError, match=r"state\.db.*locked; another process holds it") as caught:
+            act()
+        assert caught.value.fault is StoreFault.LOCKED
+    assert state.last(1) == []  # readers are not held up
+    other.execute("ROLLBACK")
+    other.close()
+    state.put(hold(1))
+    assert len(state.last(1)) == 1
+
+
+def test_a_full_disk_loses_the_new_and_keeps_the_old(state: StateFile) -> None:
+    state.put(push(1))
+    pages = state._connection.execute("PRAGMA page_count").fetchone()[0]
+    state._connection.execute(f"PRAGMA max_page_count = {pages}")
+    stored = 1
+    with pytest.raises(StoreError, match="full; free space") as caught:
+        for number in range(2, 500):
+            state.put(push(number))
+            stored = number
+    assert caught.value.fault is StoreFault.FULL
+    assert [record.number for record in state.last(500)] == list(range(stored, 0, -1))
+    state._connection.execute("PRAGMA max_page_count = 100000")
+    state.put(push(stored + 1))
+    assert state.last(1)[0].number == stored + 1
+
+
+@pytest.mark.slow
+def test_a_write_that_the_system_cuts_short_leaves_the_file_whole(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, resource, signal, sys\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "from tests.control.cycle_records import push\n"
+        "from tuner.control.state import StateFile, StoreError\n"
+        "state = StateFile.own(pathlib.Path(sys.argv[1]))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))\n"
+        "try:\n"
+        "    for number in range(1, 3000):\n"
+        "        state.put(push(number))\n"
+        "except StoreError as error:\n"
+        "    print(number - 1, error.fault)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    stored, fault = done.stdout.split()
+    assert fault == StoreFault.FULL
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 200_000
+    with StateFile.own(tmp_path) as state:
+        assert state.notes == ()
+        assert [record.number for record in state.last(5000)] == list(range(int(stored), 0, -1))
+
+
+def test_closed_is_an_error_of_the_store(state: StateFile) -> None:
+    state.close()
+    with pytest.raises(StoreError):
+        state.put(hold(1))
+    with pytest.raises(StoreError):
+        state.last(1)
+
+
+def test_a_row_that_holds_no_record_is_named(state: StateFile) -> None:
+    state.put(hold(1))
+    state._connection.execute("UPDATE cycles SET record = x'00'")
+    with pytest.raises(StoreError, match="cycle 1 cannot be read") as caught:
+        state.get(1)
+    assert "\n" not in str(caught.value)
+
+
+# --- retention -----------------------------------------------------------------------------------
+
+
+def _filled(tmp_path: Path, clock: ManualClock, count: int, **limits: float) -> StateFile:
+    state = StateFile.own(tmp_path, RetentionSection(**limits), clock)
+    state._connection.execute("PRAGMA synchronous = OFF")  # the test is about rows, not about the disk
+    for number in range(1, count + 1):
+        if number % 10 == 0:
+            state.note_push(number, "{}")
+        state.put(push(number) if number % 10 == 0 else hold(number))
+    return state
+
+
+def test_only_so_many_rows_are_kept_and_pushes_for_longer(tmp_path: Path) -> None:
+    with _filled(tmp_path, ManualClock(wall_s=START_S), 260, days=3650, rows=20) as state:
+        while state.prune():
+            pass
+        assert [record.number for record in state.last(500)] == list(range(260, 240, -1))
+        assert [row.number for row in state.fits(500)] == [260, 250]
+        assert [row.number for row in state.pushes(500)] == list(range(260, 60, -10))
+
+
+def test_the_file_does_not_grow_once_the_retention_is_reached(tmp_path: Path) -> None:
+    with _filled(tmp_path, ManualClock(wall_s=START_S), 400, days=3650, rows=100) as state:
+        size = state._connection.execute("PRAGMA page_count").fetchone()[0]
+        for number in range(401, 801):
+            state.put(hold(number))
+        assert state._connection.execute("PRAGMA page_count").fetchone()[0] <= size * 1.2
+        assert len(state.last(5000)) < 160
+
+
+def test_old_rows_go(tmp_path: Path) -> None:
+    clock = ManualClock(wall_s=START_S)
+    with _filled(tmp_path, clock, 100, days=1, rows=100_000) as state:
+        clock.jump(86_400.0 + 15.0 * 61)
+        state.prune()
+        assert [record.number for record in state.last(500)] == list(range(100, 60, -1))
+
+
+def test_a_clock_that_jumps_ahead_for_a_while_does_not_empty_the_history(tmp_path: Path) -> None:
+    clock = ManualClock(wall_s=START_S)
+    with _filled(tmp_path, clock, PRUNE_ROWS + 150, days=1, rows=100_000) as state:
+        clock.jump(10 * 365 * 86_400.0)
+        assert state.prune() == PRUNE_ROWS
+        clock.jump(-10 * 365 * 86_400.0)
+        assert len(state.last(1000)) == 150
+
+
+def test_studies_that_have_grown_too_large_are_begun_anew_aloud(tmp_path: Path) -> None:
+    (tmp_path / "studies.db").write_bytes(b"x" * 2_000_000)
+    with StateFile.own(tmp_path, RetentionSection(studies_bytes=3_000_000)) as state:
+        assert state.notes == () and (tmp_path / "studies.db").exists()
+    with StateFile.own(tmp_path, RetentionSection(studies_bytes=1_000_000)) as state:
+        assert len(state.notes) == 1 and "begun anew" in state.notes[0]
+        assert not (tmp_path / "studies.db").exists()
+
+
+def test_the_latest_cycles_stay_however_old_they_seem(tmp_path: Path) -> None:
+    clock = ManualClock(wall_s=START_S)
+    with _filled(tmp_path, clock, 30, days=1, rows=100_000) as state:
+        clock.jump(10 * 365 * 86_400.0)
+        while state.prune():
+            pass
+        assert [record.number for record in state.last(100)] == list(range(30, 20, -1))

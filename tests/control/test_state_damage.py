@@ -1,0 +1,185 @@
+"""A state file that is damaged: moved aside, a new one begun, nothing lost in silence; and kills at any instant."""
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.control.cycle_records import START_S, push
+from tuner.clock import ManualClock
+from tuner.control import wishes
+from tuner.control.state import StateFile, StoreError, StoreFault
+from tuner.control.state_file import STATE_FILE
+
+WRITER = """
+import pathlib, sys
+from tests.control.cycle_records import START_S, push
+from tuner.clock import ManualClock
+from tuner.control.state import StateFile
+state = StateFile.own(pathlib.Path(sys.argv[1]), clock=ManualClock(wall_s=START_S))
+print("ready", flush=True)
+while True:
+    number = state.next_number()
+    state.note_push(number, '{"step_tokens": 1024}')
+    state.put(push(number))
+    state.keep("last", str(number))
+    print(number, flush=True)
+    if number % 20 == 0:
+        state.prune()
+"""
+
+
+def _killed_while_writing(folder: Path, after: int, delay_s: float) -> int:
+    """The last number that the writer said was stored."""
+    child = subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE, text=True, bufsize=1)
+    assert child.stdout is not None and child.stdout.readline() == "ready\n"
+    said = [int(child.stdout.readline()) for _ in range(after)]
+    time.sleep(delay_s)
+    os.kill(child.pid, signal.SIGKILL)
+    said += [int(line) for line in child.stdout.read().split("\n") if line.endswith(tuple("0123456789"))]
+    child.stdout.close()
+    child.wait()
+    return said[-1]
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(12, marks=pytest.mark.slow)])
+def test_a_kill_at_any_instant_leaves_every_cycle_whole_that_was_written(tmp_path: Path, rounds: int) -> None:
+    chance = random.Random(rounds)
+    for _ in range(rounds):
+        said = _killed_while_writing(tmp_path, chance.randrange(1, 6), chance.random() * 0.03)
+        with StateFile.own(tmp_path) as state:
+            assert state.notes == ()
+            assert state._connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+            records = state.last(100_000)
+            latest = records[0].number
+            # What was said to be stored is; at most the cycle after it was under way.
+            assert said <= latest <= said + 1
+            noted, kept = state.pushes(1)[0], int(state.value("last") or 0)
+            assert latest <= noted.number <= latest + 1 and said <= kept <= latest
+            assert len(state.unfinished()) <= rounds
+            assert state.next_number() > max(latest, noted.number)
+            # Numbers may be skipped by a kill, never repeated.
+            numbers = [record.number for record in records]
+            assert numbers == sorted(set(numbers), reverse=True)
+    assert sorted(path.name for path in tmp_path.iterdir() if "damaged" in path.name) == []
+
+
+@pytest.mark.slow
+def test_a_reader_sees_whole_cycles_only_while_one_writes(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+        seen = 0
+        with StateFile.visit(tmp_path) as reader:
+            while seen < 30:
+                child.stdout.readline()
+                noted = [row.number for row in reader.pushes(5)]
+                records = reader.last(1000)
+                numbers = [record.number for record in records]
+                assert numbers == list(range(len(numbers), 0, -1))
+                assert len(numbers) >= seen
+                seen = len(numbers)
+                assert all(number <= seen + 1 for number in noted)
+    finally:
+        child.kill()
+        child.stdout.close()  # type: ignore[union-attr]  # a pipe was asked for
+        child.wait()
+
+
+def _damage(path: Path, how: str) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    data = bytearray(path.read_bytes())
+    if how == "header":
+        data[:100] = b"\xa5" * 100
+    elif how == "truncated":
+        del data[len(data) // 2 :]
+    elif how == "text":
+        data = bytearray(b"this is not a database at all\n" * 400)
+    else:  # a page of the table of cycles
+        with closing(sqlite3.connect(path)) as connection:
+            root = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'cycles'").fetchone()[0]
+            size = connection.execute("PRAGMA page_size").fetchone()[0]
+        data[(root - 1) * size : root * size] = b"\xa5" * size
+    path.write_bytes(bytes(data))
+
+
+def _filled(folder: Path) -> StateFile:
+    state = StateFile.own(folder, clock=ManualClock(wall_s=START_S))
+    state._connection.execute("PRAGMA synchronous = OFF")
+    for _ in range(8):
+        state.put(push(state.next_number()))
+    return state
+
+
+@pytest.mark.parametrize("how", ["header", "truncated", "text", "page"])
+def test_a_damaged_file_is_moved_aside_and_a_new_one_begins(tmp_path: Path, how: str) -> None:
+    with _filled(tmp_path):
+        pass
+    _damage(tmp_path / STATE_FILE, how)
+    damaged = (tmp_path / STATE_FILE).read_bytes()
+    with StateFile.own(tmp_path, clock=ManualClock(wall_s=START_S)) as state:
+        assert len(state.notes) == 1 and "was damaged" in state.notes[0] and "\n" not in state.notes[0]
+        (aside,) = [path for path in tmp_path.iterdir() if path.name == "state.db.damaged-20251130T000000Z"]
+        assert str(aside) in state.notes[0]
+        assert aside.read_bytes() == damaged
+        assert state.last(5) == []
+        state.put(push(state.next_number()))
+    with StateFile.own(tmp_path, clock=ManualClock(wall_s=START_S)) as state:
+        assert state.notes == () and len(state.last(5)) == 1
+
+
+def test_the_small_values_of_a_damaged_file_go_over_when_they_can_be_read(tmp_path: Path) -> None:
+    with _filled(tmp_path) as state:
+        wishes.ask_revert(state, "me", "bad night", START_S)
+        instance = state.instance
+    _damage(tmp_path / STATE_FILE, "page")
+    with StateFile.own(tmp_path) as state:
+        assert "went over" in state.notes[0]
+        assert wishes.blocked(state) and not wishes.paused(state)
+        assert (state.instance, state.next_number()) == (instance, 9)
+
+
+@pytest.mark.parametrize("how", ["header", "text"])
+def test_whoever_cannot_tell_whether_it_was_paused_begins_paused(tmp_path: Path, how: str) -> None:
+    with _filled(tmp_path) as state:
+        wishes.pause(state, "me", "lunch", START_S)
+    _damage(tmp_path / STATE_FILE, how)
+    with StateFile.own(tmp_path) as state:
+        assert "rooftune resume" in state.notes[0]
+        assert wishes.paused(state)
+        wishes.resume(state, "me", "looked at it", START_S)
+        assert not wishes.paused(state)
+
+
+def test_a_second_damage_in_the_same_second_gets_a_name_of_its_own(tmp_path: Path) -> None:
+    for _ in range(2):
+        with StateFile.own(tmp_path, clock=ManualClock(wall_s=START_S)):
+            pass
+        _damage(tmp_path / STATE_FILE, "text")
+    StateFile.own(tmp_path, clock=ManualClock(wall_s=START_S)).close()
+    assert len([path for path in tmp_path.iterdir() if ".damaged-" in path.name]) == 2
+
+
+def test_a_visitor_leaves_a_damaged_file_where_it_is(tmp_path: Path) -> None:
+    with _filled(tmp_path):
+        pass
+    _damage(tmp_path / STATE_FILE, "text")
+    before = (tmp_path / STATE_FILE).read_bytes()
+    with pytest.raises(StoreError, match="start the controller anew") as caught:
+        StateFile.visit(tmp_path)
+    assert caught.value.fault is StoreFault.DAMAGED
+    assert (tmp_path / STATE_FILE).read_bytes() == before
+
+
+def test_an_empty_file_is_a_new_one(tmp_path: Path) -> None:
+    (tmp_path / STATE_FILE).write_bytes(b"")
+    with StateFile.own(tmp_path) as state:
+        assert state.notes == () and state.next_number() == 1
