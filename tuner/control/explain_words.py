@@ -50,6 +50,9 @@ MEANING: dict[Why, str] = {
     CycleReason.STORE_FAILED: "the state could not be written down, so nothing was pushed",
     CycleReason.NULL_RESULT: "the setting in force is within noise of the best",
     CycleReason.NO_TARGETS_MISSED: "everybody is served within the targets already",
+    CycleReason.FROZEN_BY_SIGNAL: "a signal says that no setting can be judged now",
+    CycleReason.ABORT_STORM: "so many requests hung up that the window says nothing of the setting",
+    CycleReason.FOUND_FOREIGN: "the lease of this controller held a setting that it does not remember",
 }
 
 _WAITS = "it looks again in the next cycle"
@@ -98,9 +101,13 @@ NEXT: dict[Why, str] = {
     CycleReason.STORE_FAILED: "it tries again in the next cycle; free space or correct the state folder",
     CycleReason.NULL_RESULT: "it leaves the setting alone and searches again when traffic shifts or the time comes",
     CycleReason.NO_TARGETS_MISSED: "it leaves the setting alone as long as that holds",
+    CycleReason.FROZEN_BY_SIGNAL: "it pushes nothing while the signal is seen; the runbook has a section for each",
+    CycleReason.ABORT_STORM: "it judges the next window without them; look at what the clients do",
+    CycleReason.FOUND_FOREIGN: "it begins from the boot setting",
 }
 
 # Reasons from before the guard could decide: the fourth line says so.
 BEFORE_GUARD = frozenset(CycleReason) - {
     CycleReason.CONFLICT, CycleReason.REFUSED, CycleReason.STORE_FAILED, CycleReason.HELD_BY_OTHER,
+    CycleReason.FOUND_FOREIGN,
 }  # fmt: skip

@@ -29,7 +29,7 @@ _WARNINGS: frozenset[Reason | CycleReason] = frozenset(
         CycleReason.UNREACHABLE, CycleReason.GARBAGE, CycleReason.WORKER_FAILED, CycleReason.HELD_BY_OTHER,
         CycleReason.CONFLICT, CycleReason.REFUSED, Reason.METRICS_STALE, Reason.ENGINE_RESTARTED,
         Reason.OPERATOR_THRESHOLD, Reason.ERRORS_RISING, Reason.VERDICT_WORSE, Reason.INCONCLUSIVE_TOO_LONG,
-        Reason.KV_BOUND,
+        Reason.KV_BOUND, CycleReason.FROZEN_BY_SIGNAL, CycleReason.ABORT_STORM, CycleReason.FOUND_FOREIGN,
     }
 )  # fmt: skip
 
