@@ -12,6 +12,7 @@ from tuner.search.evaluation import Evaluation, Role
 from tuner.search.objective import evaluate
 from tuner.sim.engine import Engine
 from tuner.sim.noise import QUIET, StepNoise
+from tuner.sim.twin import NEVER
 from tuner.sim.workload import Traffic
 
 # Replays release the interpreter, so two run at a time; results come in the order asked, so nothing depends on it.
@@ -30,9 +31,10 @@ class Arena:
         *,
         whole_traffic: bool = True,
         noise: StepNoise = QUIET,
+        max_steps: int = NEVER,
     ) -> None:
         self._traffic, self._engine, self._model, self._slo = traffic, engine, model, slo
-        self._whole, self._noise = whole_traffic, noise
+        self._whole, self._noise, self._most = whole_traffic, noise, max_steps
         self._known: dict[Setting, Evaluation] = {}
         self.paid_steps = 0
 
@@ -49,14 +51,16 @@ class Arena:
         return [replace(self._known[setting], role=role) for setting, role in wanted]
 
     def _evaluate(self, setting: Setting) -> Evaluation:
-        found = evaluate(self._traffic, self._engine, setting, self._model, self._slo, Role.SEARCH, self._noise)[0]
+        asked = (self._traffic, self._engine, setting, self._model, self._slo, Role.SEARCH, self._noise, self._most)
+        found = evaluate(*asked)[0]
         return replace(found, whole_traffic=self._whole)
 
 
 class Track:
     """The two stages of one search: a look at windows of the traffic, then the leaders on all of it.
 
-    windows: None when every trial runs on the whole traffic.
+    windows: None when every trial runs on the whole traffic. enough(traffic): steps after which a replay of it is given
+    up, because the setting is hopeless.
     """
 
     def __init__(
@@ -67,11 +71,12 @@ class Track:
         model: StepModel | StepCost,
         slo: Slo,
         noise: StepNoise = QUIET,
+        enough: Callable[[Traffic], int] = lambda traffic: NEVER,
     ) -> None:
-        self.whole = Arena(traffic, engine, model, slo, noise=noise)
-        self._short = self.whole
+        self.whole = self._short = Arena(traffic, engine, model, slo, noise=noise, max_steps=enough(traffic))
         if windows is not None:
-            self._short = Arena(windows, engine, model, slo, whole_traffic=False, noise=noise)
+            most = enough(windows)
+            self._short = Arena(windows, engine, model, slo, whole_traffic=False, noise=noise, max_steps=most)
 
     @property
     def paid_steps(self) -> int:

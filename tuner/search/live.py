@@ -12,13 +12,13 @@ from itertools import islice
 from policies.errors import bad_value
 from policies.request import DEADLINE, Setting
 from policies.slo import MarginRow, Slo
-from policies.step_time import StepCost, StepModel, priced
+from policies.step_time import StepCost, StepModel, priced, step_time
 from tuner.search import baselines
 from tuner.search.arena import PARALLEL, Arena, Track
 from tuner.search.evaluation import Evaluation, Role, Verdict
 from tuner.search.lessons import Lesson, LiveResult, correction, distance_octaves, lesson
 from tuner.search.objective import MARGIN_CAP, evaluate
-from tuner.search.rank import SAME_SHARE, alike, binding, complexity, noise, rank, value, verdict
+from tuner.search.rank import BATCH_SHARE, SAME_SHARE, alike, binding, complexity, noise, rank, value, verdict
 from tuner.search.slices import slices
 from tuner.search.space import EVERYTHING, SearchSpace, search_space
 from tuner.search.study import SettingStudy, constraints_of
@@ -31,13 +31,19 @@ from tuner.sim.workload import Traffic
 Model = StepModel | StepCost
 Tell = Callable[[str, int, int], None]
 
-# A search pays about this many steps, a second on two cores, and random search as many.
-SEARCH_STEPS = 600_000
-# Where even windows are long, trials beyond LEAST_TRIALS end here.
-MOST_STEPS, LEAST_TRIALS = 1_500_000, 24
-LEAST_SHARE, WHOLE_SHARE = 0.15, 0.7
-WINDOWS = 3
-LEADERS, SHORTLIST, RANDOM_LEADERS = 5, 4, 2
+# A search of USUAL_TRIALS pays about this many steps, well under a second on two cores. Where all of the traffic would
+# cost more, trials run on its busiest stretch, and only what leads there runs on all of it.
+SEARCH_STEPS, USUAL_TRIALS = 700_000, 50
+LEAST_SHARE, WHOLE_SHARE = 0.12, 0.7
+STRETCHES = 1
+# What a search tries takes more steps than large budgets do.
+STEPS_OF_TRIAL = 1.5
+OVERTIME = 1.25
+# Random search pays this share of the steps, and is held against what the search had found for as many.
+RANDOM_SHARE = 0.25
+# It ends early when so many trials in a row found nothing better, or when it has paid half as much again.
+LEAST_TRIALS, PATIENCE = 32, 24
+LEADERS, SHORTLIST = 6, 3
 MOST_LIVE, MOST_DRAWS = 12, 4
 START_BUDGETS = 4
 BURST_FACTOR, BURST_START, BURST_LENGTH = 2.0, 0.4, 0.1
@@ -73,8 +79,10 @@ class Question:
 class LiveProposal:
     """What the search came to. Shares of ``now``, ``best`` and ``leaders`` are the twin's with live corrections.
 
-    noise: half-width of the 90 % interval of best - now. trials, simulated_steps: of the Optuna search alone; live
-    trials stood beside them in its study. random_*: of the random search. results: the replays of now and best.
+    noise: half-width of the 90 % interval of best - now. trials, simulated_steps: of the Optuna search alone, the
+    replays of its leaders included; live_trials: those that stood beside them in its study. random_best, equal_best:
+    the best that random search found for random_steps, and Optuna for as many, both where the trials ran. results:
+    the replays of now and best.
     """
 
     verdict: Verdict
@@ -84,9 +92,10 @@ class LiveProposal:
     binding: MarginRow | None
     trials: int
     simulated_steps: int
-    random_best: Evaluation | None
     random_trials: int
     random_steps: int
+    random_best: Evaluation | None
+    equal_best: Evaluation | None
     live_trials: int
     leaders: tuple[Evaluation, ...]
     now_result: RunResult
@@ -142,8 +151,8 @@ def research(question: Question, tell: Tell = lambda stage, done, total: None) -
     if raw_now.refused == len(q.traffic):
         pool = q.engine.kv_blocks * q.engine.boot.block_tokens
         raise bad_value("KV pool", pool, "large enough for at least one request", "read the engine's pool again")
-    windows = _windows(q.traffic, raw_now.simulated_steps * q.trials)
-    track = Track(windows, q.traffic, q.engine, q.model, q.slo, q.noise)
+    stretch = _busiest(q.traffic, STEPS_OF_TRIAL * raw_now.simulated_steps * min(q.trials, USUAL_TRIALS))
+    track = _track(q, stretch)
     live = [one for one in q.live if one.setting != q.base and _possible(one.setting, q.engine)][:MOST_LIVE]
     known = _twin_of(live, track.whole)
     lessons = [lesson(one, known.get(one.setting, 0.0), q.now_error) for one in live]
@@ -156,15 +165,13 @@ def research(question: Question, tell: Tell = lambda stage, done, total: None) -
     told = _tell_live(study, seen, live, q.slo)
     for setting in _starts(q, space, now_result):
         study.enqueue(setting)
-    looks = _search(study, seen, q, tell)
-    leaders = seen.lead(looks, Role.SEARCH, LEADERS, q.slo)
-    steps = track.paid_steps - paid
-    rival = _Corrected(Track(windows, q.traffic, q.engine, q.model, q.slo, q.noise), lessons, q.slo)
-    random_looks = _random(rival, space, q, steps, tell)
-    random_leaders = rival.lead(random_looks, Role.RANDOM, RANDOM_LEADERS, q.slo)
+    looks, spent = _search(study, seen, q, tell)
+    rival = _Corrected(_track(q, stretch), lessons, q.slo)
+    random_looks = _random(rival, space, q, int(RANDOM_SHARE * spent[-1]), tell)
+    equal = [look for look, paid_then in zip(looks, spent, strict=True) if paid_then <= rival.track.paid_steps]
     tell("decide", 0, 1)
-    tried = [_plain(e, q.base) for e in (*leaders, *random_leaders)]
-    best = _decide([now, *tried], q)
+    tried = [_plain(e, q.base) for e in seen.lead([*looks, *random_looks], Role.SEARCH, LEADERS, q.slo)]
+    best = _decide([now, *tried], q, q.traffic if stretch is None else stretch)
     best_result = evaluate(q.traffic, q.engine, best.setting, q.model, q.slo, best.role, q.noise)[1]
     uncertainty = noise(now_result, best_result, q.slo, q.seed)
     what = verdict(now, best, uncertainty, q.slo)
@@ -178,10 +185,11 @@ def research(question: Question, tell: Tell = lambda stage, done, total: None) -
         noise=uncertainty,
         binding=binding(best.margins),
         trials=len(looks),
-        simulated_steps=steps,
-        random_best=min(random_leaders, key=lambda e: rank(e, q.slo)) if random_leaders else None,
+        simulated_steps=track.paid_steps - paid,
         random_trials=len(random_looks),
         random_steps=rival.track.paid_steps,
+        random_best=min(random_looks, key=lambda e: rank(e, q.slo)),
+        equal_best=min(equal or looks[:1], key=lambda e: rank(e, q.slo)),
         live_trials=told,
         leaders=tuple(tried),
         now_result=now_result,
@@ -192,12 +200,25 @@ def research(question: Question, tell: Tell = lambda stage, done, total: None) -
 def _kept(now: Evaluation, result: RunResult, live: int) -> LiveProposal:
     """Nothing may be moved."""
     what = Verdict.KEEP if now.feasible else Verdict.INFEASIBLE
-    return LiveProposal(what, now, now, 0.0, binding(now.margins), 0, 0, None, 0, 0, live, (), result, result)
+    return LiveProposal(what, now, now, 0.0, binding(now.margins), 0, 0, 0, 0, None, None, live, (), result, result)
 
 
-def _windows(traffic: Traffic, steps: int) -> Traffic | None:
-    share = max(SEARCH_STEPS / max(steps, 1), LEAST_SHARE)
-    return slices(traffic, share, WINDOWS) if share < WHOLE_SHARE else None
+def _busiest(traffic: Traffic, steps: float) -> Traffic | None:
+    """The stretch that trials run on; None: all of it."""
+    share = max(SEARCH_STEPS / max(steps, 1.0), LEAST_SHARE)
+    return slices(traffic, share, STRETCHES) if share < WHOLE_SHARE else None
+
+
+def _track(q: Question, stretch: Traffic | None) -> Track:
+    formula = priced(q.model).formula
+    shortest_s = max(step_time(formula, 1.0, 1.0, 0.0, 0.0), 1e-4)
+
+    def enough(traffic: Traffic) -> int:
+        """More steps than fit into the time of the traffic and a quarter more: the engine falls ever further behind,
+        and who waits till then has missed the targets. Replays under overload are by far the dearest."""
+        return int(OVERTIME * traffic.span_s / shortest_s) + 2 * int(traffic.output_tokens.max()) + 1000
+
+    return Track(stretch, q.traffic, q.engine, q.model, q.slo, q.noise, enough)
 
 
 def _possible(setting: Setting, engine: Engine) -> bool:
@@ -240,25 +261,38 @@ def _starts(q: Question, space: SearchSpace, now_result: RunResult) -> list[Sett
     return named
 
 
-def _search(study: SettingStudy, seen: _Corrected, q: Question, tell: Tell) -> list[Evaluation]:
+def _search(study: SettingStudy, seen: _Corrected, q: Question, tell: Tell) -> tuple[list[Evaluation], list[int]]:
+    """The looks, and the steps that had been paid after each."""
     looks: list[Evaluation] = []
-    most = seen.track.paid_steps + MOST_STEPS
-    while len(looks) < q.trials and (len(looks) < LEAST_TRIALS or seen.track.paid_steps < most):
+    spent: list[int] = []
+    begun = seen.track.paid_steps
+    while len(looks) < q.trials:
+        if len(looks) >= LEAST_TRIALS and (spent[-1] > 2 * SEARCH_STEPS or _settled(looks, q.slo)):
+            break
         tell("search", len(looks), q.trials)
         tickets = [study.ask() for _ in range(min(PARALLEL, q.trials - len(looks)))]
         batch = seen.look([ticket.setting for ticket in tickets], Role.SEARCH)
         for ticket, evaluation in zip(tickets, batch, strict=True):
             study.tell(ticket, evaluation, value(evaluation, q.slo), seen.constraint(evaluation))
-            looks.append(evaluation)
-    return looks
+        looks += batch
+        spent += [seen.track.paid_steps - begun] * len(batch)
+    return looks, spent
+
+
+def _settled(looks: Sequence[Evaluation], slo: Slo) -> bool:
+    """Whether the latest trials found nothing that counts as better."""
+    before = min(looks[:-PATIENCE], key=lambda e: rank(e, slo))
+    after = min(looks[-PATIENCE:], key=lambda e: rank(e, slo))
+    if slo.objective == "tokens_per_s":
+        return after.tokens_per_s <= before.tokens_per_s * (1.0 + BATCH_SHARE)
+    return after.feasible <= before.feasible and after.attainment <= before.attainment + SAME_SHARE
 
 
 def _random(rival: _Corrected, space: SearchSpace, q: Question, steps: int, tell: Tell) -> list[Evaluation]:
-    """Independent draws until they, and the replays of their leaders, have paid as much as the search."""
+    """Independent draws until they have paid ``steps``."""
     looks: list[Evaluation] = []
-    reserve = RANDOM_LEADERS * steps // max(q.trials, 1)
     draws = baselines.random_settings(space, q.seed + 1)
-    while len(looks) < 4 * q.trials and (not looks or rival.track.paid_steps < steps - reserve):
+    while not looks or (rival.track.paid_steps < steps and len(looks) < 2 * q.trials):
         tell("random search", len(looks), q.trials)
         looks += rival.look(list(islice(draws, PARALLEL)), Role.RANDOM)
     return looks
@@ -272,14 +306,14 @@ def _plain(e: Evaluation, base: Setting) -> Evaluation:
     return replace(e, setting=same)
 
 
-def _decide(tried: Sequence[Evaluation], q: Question) -> Evaluation:
+def _decide(tried: Sequence[Evaluation], q: Question, stretch: Traffic) -> Evaluation:
     """Among equals those that hold under every draw of the model and a burst; of these the plain and near one."""
     equals = list({e.setting: e for e in sorted(_equals(tried, q), key=lambda e: _near(e, q.base))}.values())
     shortlist = equals[:SHORTLIST]
     if len(shortlist) == 1:
         return shortlist[0]
     settings = [(e.setting, e.role) for e in shortlist]
-    for model, traffic in (*((draw, q.traffic) for draw in q.draws[:MOST_DRAWS]), (q.model, _rush(q.traffic))):
+    for model, traffic in (*((draw, stretch) for draw in q.draws[:MOST_DRAWS]), (q.model, _rush(stretch))):
         found = Arena(traffic, q.engine, model, q.slo, noise=q.noise).run(settings)
         shares = {e.setting: e.attainment for e in found}
         least = max(shares[e.setting] for e in shortlist) - BURST_TOLERANCE

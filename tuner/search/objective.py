@@ -12,7 +12,7 @@ from tuner.search.evaluation import Evaluation, Role
 from tuner.sim.engine import Engine
 from tuner.sim.noise import QUIET, StepNoise
 from tuner.sim.result import RunResult
-from tuner.sim.twin import simulate
+from tuner.sim.twin import NEVER, simulate
 from tuner.sim.workload import Traffic
 
 # A margin beyond this says "far off" and nothing more: samplers add positive margins up.
@@ -46,9 +46,14 @@ def evaluate(
     slo: Slo,
     role: Role,
     noise: StepNoise = QUIET,
+    max_steps: int = NEVER,
 ) -> tuple[Evaluation, RunResult]:
-    """Replay ``traffic`` under ``setting`` and judge it. Raises InputError for a setting outside the envelope."""
-    result = simulate(traffic, engine, setting, model, gap_bounds_s=slo.gap_bounds(), noise=noise)
+    """Replay ``traffic`` under ``setting`` and judge it; whoever has not finished after ``max_steps`` has failed.
+
+    Raises InputError for a setting outside the envelope.
+    """
+    bounds_s = slo.gap_bounds()
+    result = simulate(traffic, engine, setting, model, gap_bounds_s=bounds_s, noise=noise, max_steps=max_steps)
     return judge(result, setting, slo, role), result
 
 
