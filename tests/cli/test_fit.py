@@ -1,9 +1,11 @@
 """``rooftune fit`` from file to file."""
 
 import json
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from policies.commands import COMMAND_GROUP
@@ -13,6 +15,7 @@ from tuner.bench.knee_synthetic import make_steps
 from tuner.cli.main import main
 from tuner.model.model_file import load_step_model, read_model_file
 from tuner.model.sample_file import write_steps
+from tuner.model.warm import seen_before
 
 TRUTH = NAMED_MODELS["8b-2tbs"]
 
@@ -108,3 +111,32 @@ def test_a_layer_profile_becomes_tables_that_load(tmp_path: Path, capsys: pytest
 def test_profile_flags_that_make_no_sense(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert fit(*words) == 2
     assert named in capsys.readouterr().err
+
+
+def test_first_steps_of_a_size_that_cost_more_are_left_out_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "cpu.csv"
+    steps = make_steps(TRUTH, seed=3)
+    first = ~seen_before(steps)
+    write_steps(path, replace(steps, duration_s=np.where(first, 1.4 * steps.duration_s, steps.duration_s)))
+    slopes = {}
+    for how in ("auto", "keep", "drop"):
+        assert fit("--steps", str(path), "--json", "--first-seen", how) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["left_out_first_seen"] == (0 if how == "keep" else int(first.sum()))
+        slopes[how] = found["model"]["slope_s_per_token"]
+    assert slopes["auto"] == slopes["drop"] == pytest.approx(4e-5, rel=0.05)
+    assert slopes["keep"] > slopes["drop"] * 1.05
+    assert fit("--steps", str(path)) == 0
+    assert f"left out   {int(first.sum()):,} first steps" in capsys.readouterr().out
+    assert fit("--steps", str(path), "--first-seen", "some") == 2
+
+
+@pytest.mark.parametrize(
+    "given", [("--steps", "nowhere.csv"), ("--steps", "."), ("--profile", "nowhere", "--layers", "3")]
+)
+def test_a_path_that_is_not_there_is_one_plain_line(given: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert fit(*given) == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1 and "Errno" not in said and given[1] in said

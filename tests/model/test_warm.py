@@ -1,10 +1,13 @@
 """Steps of a size seen before."""
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from policies.step_time import NAMED_MODELS
 from tuner.bench.knee_synthetic import make_steps
-from tuner.model.warm import seen_before
+from tuner.model.warm import first_steps_cost, seen_before
 
 
 def test_only_the_first_step_of_each_size_is_left_out() -> None:
@@ -13,3 +16,14 @@ def test_only_the_first_step_of_each_size_is_left_out() -> None:
     tokens = steps.computed_tokens.tolist()
     assert mask.tolist() == [tokens[index] in tokens[:index] for index in range(500)]
     assert not seen_before(steps.select(np.array([3]))).any()
+
+
+def test_first_steps_that_cost_more_are_told_from_those_that_do_not() -> None:
+    model = NAMED_MODELS["8b-2tbs"]
+    steps = make_steps(model, 1, steps=800)
+    assert first_steps_cost(steps, model) == 0.0
+    first = ~seen_before(steps)
+    dearer = replace(steps, duration_s=np.where(first, 1.3 * steps.duration_s, steps.duration_s))
+    assert first_steps_cost(dearer, model) == pytest.approx(0.3, abs=0.06)
+    # A few steps prove nothing.
+    assert first_steps_cost(dearer.select(np.arange(30)), model) == 0.0

@@ -17,6 +17,7 @@ from tuner.model.reservoir import Reservoir
 from tuner.model.roofline import Interval, StepFit, mape
 from tuner.model.sample_file import read_steps
 from tuner.model.samples import StepSamples, join, split_alternating
+from tuner.model.warm import first_steps_cost, seen_before
 from tuner.report.plots import step_time_plot
 
 # Factor and unit in which people read each coefficient.
@@ -44,6 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("sampling")
     limits.add_argument("--keep", default="4096", metavar="N", help="steps kept, evenly over tokens (default 4096)")
     limits.add_argument("--seed", default="0", metavar="N", help="which steps are kept (default 0)")
+    limits.add_argument(
+        "--first-seen",
+        default="auto",
+        metavar="WHAT",
+        help="the first step of each size, which pays for preparing kernels on CPU engines: keep, drop, or auto (drop "
+        "when these take clearly longer than later steps; the default)",
+    )
     prior = parser.add_argument_group("hardware prior, for what the steps do not tell")
     prior.add_argument("--card", metavar="NAME", help=f"one of {', '.join(sorted(CARDS))}")
     prior.add_argument("--cards", default="1", metavar="N", help="cards that share the model (default 1)")
@@ -60,16 +68,40 @@ def run(arguments: argparse.Namespace) -> int:
     prior = _prior(arguments)
     keep = parse_count(arguments.keep, "--keep", low=64, high=1_000_000)
     seed = parse_count(arguments.seed, "--seed", low=0)
-    steps = join([read_steps(path) for path in arguments.steps])
-    fit = fit_steps(_kept(steps, keep, seed), prior)
+    everything = join([read_steps(path) for path in arguments.steps])
+    steps, fit, warmth = _fitted(everything, prior, keep, seed, arguments.first_seen)
     errors = _errors(steps, fit, prior, keep, seed)
     if arguments.out:
         source = f"{len(steps)} steps of {', '.join(Path(path).name for path in arguments.steps)}"
         codes = tuple(code.value for code in fit.codes)
         write_model_file(Path(arguments.out), ModelFile(fit.model, source, fit.bounds(), codes, errors))
     _plot(arguments, steps, fit)
-    print(json.dumps(_document(fit, errors)) if arguments.json else _text(fit, errors, len(steps)))
+    if arguments.json:
+        print(json.dumps({**_document(fit, errors), "left_out_first_seen": len(everything) - len(steps)}))
+    else:
+        print(_text(fit, errors, len(everything), warmth))
     return 0
+
+
+def _fitted(
+    steps: StepSamples, prior: StepPrior | None, keep: int, seed: int, first_seen: str
+) -> tuple[StepSamples, StepFit, str]:
+    """The steps that count, the fit to them, and what was left out in words (empty: nothing)."""
+    if first_seen not in ("auto", "keep", "drop"):
+        raise InputError(f"--first-seen is {first_seen!r}, must be one of auto, keep, drop; choose one")
+    again = steps.select(seen_before(steps))
+    if first_seen == "drop":
+        return again, fit_steps(_kept(again, keep, seed), prior), _left_out(steps, again)
+    fit = fit_steps(_kept(steps, keep, seed), prior)
+    dearer = 0.0 if first_seen == "keep" else first_steps_cost(steps, fit.model)
+    if dearer == 0.0:
+        return steps, fit, ""
+    why = f"they take {dearer:.0%} longer than later ones (--first-seen keep takes them in)"
+    return again, fit_steps(_kept(again, keep, seed), prior), f"{_left_out(steps, again)}: {why}"
+
+
+def _left_out(steps: StepSamples, again: StepSamples) -> str:
+    return f"{len(steps) - len(again):,} first steps of their size"
 
 
 def _run_profile(arguments: argparse.Namespace) -> int:
@@ -151,10 +183,11 @@ def _document(fit: StepFit, errors: dict[str, float]) -> dict[str, object]:
     }
 
 
-def _text(fit: StepFit, errors: dict[str, float], steps: int) -> str:
+def _text(fit: StepFit, errors: dict[str, float], steps: int, left_out: str = "") -> str:
     low, high = fit.seen_tokens
     lines = [
         f"steps      {steps:,} read, {fit.steps:,} fitted, {low:g} to {high:g} tokens a step",
+        *([f"left out   {left_out}"] if left_out else []),
         f"spread     {fit.spread:.1%} about the model; {fit.outliers:.1%} outliers ignored",
         f"error      {errors['fitted_mape']:.1%} on the steps read"
         + (f", {errors['held_out_mape']:.1%} on held-out steps" if "held_out_mape" in errors else ""),

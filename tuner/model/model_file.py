@@ -83,7 +83,8 @@ def read_model_file(path: Path) -> ModelFile:
             raise bad_value(f"{what}: bytes", path.stat().st_size, f"at most {MAX_FILE_BYTES}", "give a model.json")
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise InputError(f"{what} cannot be read: {error}; give a file written by `rooftune fit --out`") from error
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"{what} cannot be read: {why}; give a file written by `rooftune fit --out`") from error
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
         raise InputError(f'{what} has no "schema": "{SCHEMA}"; give a file written by `rooftune fit --out`')
     version = raw.get("version")
@@ -123,7 +124,7 @@ def write_model_file(path: Path, contents: ModelFile) -> None:
     try:
         path.write_text(json.dumps(document, indent=indent, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error}; give --out a writable path") from error
+        raise InputError(f"cannot write {path}: {error.strerror or error}; give --out a writable path") from error
 
 
 def _finite_or_null(value: float) -> float | None:

@@ -109,8 +109,9 @@ def _text(path: Path) -> str:
             raise bad_value(f"{path}: bytes", path.stat().st_size, f"at most {MAX_FILE_BYTES}", "give a layer profile")
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
         raise InputError(
-            f"{path} cannot be read: {error}; a layer profile is a folder with dense.csv, per_sequence.csv "
+            f"{path} cannot be read: {why}; a layer profile is a folder with dense.csv, per_sequence.csv "
             "and attention.csv"
         ) from error
 

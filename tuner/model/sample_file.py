@@ -47,7 +47,7 @@ def write_steps(path: str | Path, samples: StepSamples) -> None:
     try:
         Path(path).write_bytes(gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error}; give a writable path") from error
+        raise InputError(f"cannot write {path}: {error.strerror or error}; give a writable path") from error
 
 
 def _read_text(path: Path, where: str) -> str:
@@ -57,8 +57,10 @@ def _read_text(path: Path, where: str) -> str:
         with gzip.open(path) if zipped else path.open("rb") as source:
             data = source.read(MAX_TEXT_BYTES + 1)
         text = data.decode("utf-8-sig")
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"cannot read steps {where}: {error}; check the path") from error
+    except OSError as error:
+        raise InputError(f"cannot read steps {where}: {error.strerror or error}; check the path") from error
+    except (EOFError, zlib.error) as error:
+        raise InputError(f"cannot unpack steps {where}: {error}; the file may be cut off") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{where} is not text (byte {error.start}); give CSV or JSON lines") from error
     if len(data) > MAX_TEXT_BYTES:

@@ -1,0 +1,89 @@
+"""``rooftune record-steps``: the steps that an engine ran, from its tuning protocol into a file for ``fit``."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from policies.commands import Command
+from policies.errors import InputError
+from tuner.cli.values import parse_duration
+from tuner.clock import Clock, SystemClock
+from tuner.model.sample_file import write_steps
+from tuner.observe.protocol import ProtocolReader
+from tuner.observe.rows import StepRows
+from tuner.ports.http import HttpPort
+from tuner.ports.token import read_token
+from tuner.sim.files import shown_path
+
+_EXAMPLE = """example:
+  rooftune record-steps --engine http://127.0.0.1:8124 --for 60s --out steps.csv
+  rooftune fit --steps steps.csv --out model.json
+
+Only reads. An engine keeps its latest steps in memory; without --for these are taken and nothing is waited for.
+Ctrl-C ends the wait and writes what has come so far."""
+POLL_S = 0.5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``record-steps``."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EXAMPLE
+    parser.add_argument("--engine", required=True, metavar="URL", help="where the engine serves its tuning protocol")
+    parser.add_argument("--engine-token-file", metavar="FILE", help="its tuning token, where it asks for one")
+    parser.add_argument("--out", required=True, metavar="FILE", help="write the steps here (CSV; gzip with .gz)")
+    parser.add_argument("--for", dest="length", metavar="TIME", help="go on recording for so long, e.g. 60s")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read, write, say what was lost. Raises InputError, or UnreachableError for an engine that does not answer."""
+    length_s = 0.0 if args.length is None else parse_duration(args.length, "--for")
+    out = Path(args.out)
+    if not args.out.strip() or out.is_dir() or not out.parent.is_dir():
+        raise InputError(f"--out is {args.out!r}, must be a file in a folder that is there; make the folder first")
+    token_file = None if args.engine_token_file is None else Path(args.engine_token_file)
+    if token_file is not None:
+        read_token(token_file)
+    port = HttpPort(args.engine, token_file)
+    try:
+        rows, lost = record(ProtocolReader(port, SystemClock()), SystemClock(), length_s)
+    finally:
+        port.close()
+    samples = rows.samples() if len(rows) else None
+    if samples is None or not len(samples):
+        raise InputError(f"{args.engine} has run no step yet; send it some traffic, or record for longer with --for")
+    write_steps(out, samples)
+    sizes = samples.computed_tokens
+    print(
+        f"{shown_path(out)}: {len(samples):,} steps of {int(sizes.min()):,} to {int(sizes.max()):,} tokens"
+        + (f"; {lost:,} more had been overwritten before they were read" if lost else "")
+    )
+    return 0
+
+
+def record(reader: ProtocolReader, clock: Clock, length_s: float) -> tuple[StepRows, int]:
+    """Steps of the engine in their order, and how many had been overwritten before they could be read.
+
+    length_s: how long to go on (s); 0: what there is now.
+    """
+    ends_s = clock.now_s() + length_s
+    parts: list[StepRows] = []
+    lost = 0
+    try:
+        while True:
+            reading = reader.read()
+            if reading.restarted:
+                print("the engine was started anew; its earlier steps are kept", file=sys.stderr)
+            parts.append(reading.steps)
+            lost += reading.lost_steps
+            left_s = ends_s - clock.now_s()
+            if left_s <= 0.0 and not reading.behind:
+                break
+            if not reading.behind:
+                clock.sleep(min(POLL_S, max(left_s, 0.0)))
+    except KeyboardInterrupt:
+        if not parts:
+            raise
+    return StepRows.join(parts), lost
+
+
+COMMAND = Command("record-steps", "record an engine's steps, for fit", add_arguments, run)
