@@ -1,0 +1,154 @@
+"""Commands of ours run as processes beside us: an engine, a client, a controller; and all of them gone afterwards."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from policies.errors import UnreachableError
+
+T = TypeVar("T")
+
+POLL_S = 0.1
+# An engine lets answers in flight come to their end; a controller gives its lease back.
+POLITE_S = 15.0
+_ANSWERS = re.compile(r"answers at (\S+?)/v1$", re.MULTILINE)
+_TUNING = re.compile(r"tuning protocol at (\S+?)/tuning/v1 ", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Child:
+    """One process and the files that its output goes to."""
+
+    name: str
+    process: "subprocess.Popen[bytes]"
+    out: Path
+    err: Path
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def last_words(self) -> str:
+        """The last line that it said, for a message."""
+        said = (_text(self.err) or _text(self.out)).strip().splitlines()
+        return said[-1] if said else "it said nothing"
+
+    def stop(self, kind: signal.Signals = signal.SIGTERM, polite_s: float = POLITE_S) -> int:
+        """Ask it to end, then make it; returns its exit code. Harmless when it has ended."""
+        if not self.ended:
+            self.process.send_signal(kind)
+            try:
+                self.process.wait(polite_s)
+            except subprocess.TimeoutExpired:
+                _signal_group(self.process, signal.SIGKILL)
+        code = self.process.wait()
+        _signal_group(self.process, signal.SIGKILL)  # whatever it started and left behind
+        return code
+
+
+def _signal_group(process: "subprocess.Popen[bytes]", kind: signal.Signals) -> None:
+    try:
+        os.killpg(process.pid, kind)
+    except (ProcessLookupError, PermissionError):  # all gone
+        pass
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+class Children:
+    """Processes that end with the ``with`` block, the latest first. Each leads a group of its own, so that Ctrl-C at
+    the terminal reaches only us and we say in which order they end. logs: folder for their output."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._started: list[Child] = []
+
+    def __enter__(self) -> "Children":
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        for child in reversed(self._started):
+            child.stop()
+
+    def start(self, name: str, words: Sequence[str], env: Mapping[str, str] | None = None) -> Child:
+        """``rooftune WORDS`` with this interpreter."""
+        self._logs.mkdir(parents=True, exist_ok=True)
+        out, err = self._logs / f"{name}.out", self._logs / f"{name}.log"
+        with out.open("wb") as to_out, err.open("wb") as to_err:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tuner.cli.main", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=to_out,
+                stderr=to_err,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+                process_group=0,
+            )
+        child = Child(name, process, out, err)
+        self._started.append(child)
+        return child
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running engine. base, tuning: addresses without a slash at the end."""
+
+    child: Child
+    base: str
+    tuning: str
+
+
+def serve(
+    children: Children, words: Sequence[str], env: Mapping[str, str] | None = None, wait_s: float = 180.0
+) -> Served:
+    """``rooftune serve WORDS`` on free ports, once it answers. Raises UnreachableError with its last words."""
+    child = children.start("engine", ["serve", "--port", "0", *words], env)
+    found = wait_for(child, lambda: _addresses(child), wait_s)
+    if found is None:
+        raise UnreachableError(f"the engine did not come up: {child.last_words()}; see {child.out} and {child.err}")
+    return Served(child, *found)
+
+
+def _addresses(child: Child) -> tuple[str, str] | None:
+    said = _text(child.out)
+    answers, tuning = _ANSWERS.search(said), _TUNING.search(said)
+    return (answers[1], tuning[1]) if answers and tuning else None
+
+
+def wait_for(child: Child, look: Callable[[], T | None], wait_s: float) -> T | None:
+    """What ``look`` finds while the child lives; None when it ended or the time is over."""
+    until_s = time.monotonic() + wait_s
+    while time.monotonic() < until_s:
+        found = look()
+        if found is not None:
+            return found
+        if child.ended:
+            return look()
+        time.sleep(POLL_S)
+    return None
+
+
+@contextmanager
+def hangup_is_interrupt() -> Iterator[None]:
+    """A terminal that is closed ends the children as Ctrl-C does."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGHUP, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -1,0 +1,169 @@
+"""``rooftune demo``: an engine, mixed traffic and the live controller on one machine, watched for a few minutes.
+
+Three commands of ours run as processes: ``serve``, ``replay`` and ``run --mode live``. Nothing is left running.
+"""
+
+import argparse
+import os
+import secrets
+import signal
+import sys
+import time
+from pathlib import Path
+
+import yaml
+
+from policies.commands import Command
+from policies.errors import InputError, UnreachableError
+from tuner.bench.children import Child, Children, Served, hangup_is_interrupt, serve
+from tuner.cli.demo_plan import Plan, plan_of, traffic_csv
+from tuner.cli.demo_probe import first_model, measure, port_to
+from tuner.cli.demo_story import Event, Follower, closing, happened, opening, settled, status
+from tuner.cli.progress import Progress, progress_to_stderr
+from tuner.cli.values import parse_duration
+from tuner.control.outcome import CycleRecord
+from tuner.control.state import StateFile
+from tuner.sim.files import shown_path
+
+BOOT_TOKENS = 2048
+MAX_RUNNING = 32
+POLL_S = 0.2
+MOST_RECORDS = 2000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``demo``."""
+    parser.add_argument("--model", required=True, metavar="DIR", help="folder with a model, or fake:8b-2tbs")
+    parser.add_argument("--config", default="deploy/demo.yaml", metavar="FILE", help="default: %(default)s")
+    parser.add_argument("--out", default="report", metavar="DIR", help="where the report goes (default: %(default)s)")
+    parser.add_argument(
+        "--work", default="build/demo", metavar="DIR", help="logs, traffic, state (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--span", default="220s", metavar="TIME", help="longest time with traffic (default: %(default)s)"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0: a push proved itself, or the traffic ran to its end; whatever it came to is printed."""
+    span_s = parse_duration(arguments.span, "--span")
+    template = _template(arguments.config)
+    work = _new_folder(Path(arguments.work))
+    with progress_to_stderr(arguments.quiet) as progress, hangup_is_interrupt(), Children(work / "logs") as children:
+        progress.say(f"starting an engine on {arguments.model} ...")
+        served = serve(children, _serve_words(arguments.model, work), _one_core_left())
+        model, model_tokens = first_model(served)
+        port = port_to(served, work / "token")
+        speed = measure(served, model, port)
+        port.close()
+        plan = plan_of(speed, BOOT_TOKENS, model_tokens)
+        progress.say(opening(speed, plan, served.base, model))
+        _write(work / "traffic.csv", traffic_csv(plan, span_s, seed=1))
+        _write(work / "rooftune.yaml", yaml.safe_dump(_config(template, plan, served)))
+        client = children.start("client", _replay_words(work, served))
+        controller = children.start("controller", _run_words(work, arguments.out))
+        watch(controller, client, span_s, progress)
+        progress.close()
+        controller.stop()
+        client.stop(signal.SIGINT)
+    records = _records(work / "state")
+    print(closing(records))
+    print(
+        f"\nreport: {shown_path(str(Path(arguments.out) / 'live.md'))}; logs and every cycle: {shown_path(str(work))}"
+    )
+    print(f"rooftune explain --state {work / 'state'}   tells why the last cycle did what it did")
+    return 0
+
+
+def watch(controller: Child, client: Child, span_s: float, progress: Progress) -> list[Event]:
+    """Tell what happens until a push has proved itself and nothing better is found, or the traffic ends."""
+    follower, events = Follower(controller.err), list[Event]()
+    until_s = time.monotonic() + span_s
+    while time.monotonic() < until_s and not client.ended:
+        if controller.ended:
+            raise UnreachableError(f"the controller ended: {controller.last_words()}; see {controller.err}")
+        for event in follower.new():
+            events.append(event)
+            line = happened(event)
+            if line is not None:
+                progress.say(line)
+            if sys.stderr.isatty() or len(events) < 2 or event["reason"] != events[-2]["reason"]:
+                progress(status(event), 1, 1)
+            if settled(events):
+                return events
+        time.sleep(POLL_S)
+    return events
+
+
+def _template(path: str) -> dict[str, object]:
+    try:
+        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise InputError(
+            f"--config {shown_path(path)} cannot be read: {error}; run this in the project's folder"
+        ) from None
+    if not isinstance(found, dict):
+        raise InputError(f"--config {shown_path(path)} must hold keys; see deploy/demo.yaml")
+    return found
+
+
+def _new_folder(path: Path) -> Path:
+    """The folder, with nothing of an earlier demo that this one would read."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        for stale in sorted((path / "state").glob("*")):
+            stale.unlink()
+        token = path / "token"
+        token.unlink(missing_ok=True)
+        with os.fdopen(os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_hex(16) + "\n")
+    except OSError as error:
+        raise InputError(f"--work {shown_path(str(path))}: {error.strerror}; choose a folder of yours") from None
+    return path
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UnreachableError(f"{path}: {error.strerror}; free some space") from None
+
+
+def _one_core_left() -> dict[str, str]:
+    """Threads that wait for each other on too few cores make every step long: one core stays for the others."""
+    cores = len(os.sched_getaffinity(0))
+    return {"OMP_NUM_THREADS": str(max(1, cores - 1))}
+
+
+def _serve_words(model: str, work: Path) -> list[str]:
+    knobs = ["--max-step-tokens", str(BOOT_TOKENS), "--max-running", str(MAX_RUNNING)]
+    return ["--model", model, *knobs, "--tuning-token-file", str(work / "token"), "--drain", "3"]
+
+
+def _replay_words(work: Path, served: Served) -> list[str]:
+    traffic, out = str(work / "traffic.csv"), str(work / "replay.json")
+    return ["replay", "--traffic", traffic, "--url", served.base, "--quiet", "--out", out]
+
+
+def _run_words(work: Path, out: str) -> list[str]:
+    return ["run", "--config", str(work / "rooftune.yaml"), "--report", out]
+
+
+def _config(template: dict[str, object], plan: Plan, served: Served) -> dict[str, object]:
+    targets = [
+        {"metric": "ttft", "quantile": 0.9, "bound": f"{plan.ttft_s:g}s"},
+        {"metric": "longest_gap", "quantile": 0.9, "bound": f"{plan.gap_s:g}s"},
+    ]
+    engine = {"url": served.tuning, "name": "demo", "token_file": "token"}
+    return {**template, "engine": engine, "targets": targets, "state": "state"}
+
+
+def _records(state: Path) -> list[CycleRecord]:
+    with StateFile.visit(state) as file:
+        return file.last(MOST_RECORDS)[::-1]
+
+
+COMMAND = Command(
+    "demo", "an engine, traffic and the live controller on this machine, for a few minutes", add_arguments, run
+)

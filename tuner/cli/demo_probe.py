@@ -1,0 +1,67 @@
+"""How fast an engine serves: a few requests to it alone, read from its own step records."""
+
+import random
+from pathlib import Path
+
+import httpx
+import numpy as np
+
+from policies.errors import RefusedError, UnreachableError
+from tuner.bench.children import Served
+from tuner.cli.demo_plan import Speed
+from tuner.observe.rows import StepRows
+from tuner.ports.http import HttpPort
+
+WAIT_S = 120.0
+ANSWER_TOKENS = 24
+PROMPTS = (256, 1024)
+# Token ids that every vocabulary has; below are the special ones of most.
+IDS = (100, 1000)
+LEAST_SLOPE = 1e-7
+
+
+def measure(served: Served, model: str, port: HttpPort) -> Speed:
+    """Three requests, one after the other. Raises UnreachableError or RefusedError when the engine does not serve."""
+    chance = random.Random(0)
+    with httpx.Client(timeout=WAIT_S, trust_env=False) as http:
+        for prompt, answer in ((16, 4), (32, ANSWER_TOKENS), *((tokens, 2) for tokens in PROMPTS)):
+            _ask(http, served.base, model, [chance.randrange(*IDS) for _ in range(prompt)], answer)
+    return speed_of(StepRows.from_wire(port.steps_after(-1)))
+
+
+def speed_of(steps: StepRows) -> Speed:
+    """From steps of lone requests: the median decode, and what the longest prompt took beyond the next shorter one."""
+    decodes = steps.duration_s[(steps.prefill_tokens == 0) & (steps.decode_tokens > 0)]
+    took_s = {tokens: steps.duration_s[steps.prefill_tokens == tokens] for tokens in PROMPTS}
+    if not len(decodes) or not all(len(found) for found in took_s.values()):
+        raise RefusedError(
+            "the engine did not run the demo's probes as whole prompts; start it with its default budget"
+        )
+    short, long = PROMPTS
+    slope = float(took_s[long][-1] - took_s[short][-1]) / (long - short)
+    return Speed(float(np.median(decodes)), max(slope, LEAST_SLOPE))
+
+
+def first_model(served: Served) -> tuple[str, int]:
+    """Name and greatest length of what is served."""
+    with httpx.Client(timeout=WAIT_S, trust_env=False) as http:
+        try:
+            entry = http.get(f"{served.base}/v1/models").json()["data"][0]
+        except (httpx.HTTPError, ValueError, LookupError) as error:
+            raise UnreachableError(f"{served.base} does not say what it serves: {error}") from None
+    return str(entry["id"]), int(entry["max_model_len"])
+
+
+def _ask(http: httpx.Client, base: str, model: str, prompt: list[int], answer: int) -> None:
+    body = {"model": model, "prompt": prompt, "max_tokens": answer, "ignore_eos": True, "temperature": 0.0}
+    try:
+        said = http.post(f"{base}/v1/completions", json=body)
+    except httpx.HTTPError as error:
+        raise UnreachableError(f"{base} does not answer: {error or type(error).__name__}") from None
+    if said.status_code != 200:
+        raise RefusedError(f"{base} answers {said.status_code}: {said.text[:200]}")
+
+
+def port_to(served: Served, token_file: Path) -> HttpPort:
+    """The tuning protocol of the engine."""
+    return HttpPort(served.tuning, token_file)
