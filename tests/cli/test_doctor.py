@@ -12,6 +12,7 @@ import pytest
 
 from policies import wire
 from policies.commands import COMMAND_GROUP
+from tests.control.cycle_records import hold
 from tests.engine.server_harness import HTTP, Live, live, soon
 from tests.ports.samples import state
 from tests.ports.scripted import Script, answer, message, routes
@@ -19,6 +20,9 @@ from tests.ports.test_vllm_discovery import vllm
 from tests.ports.test_vllm_env import HOOK_POINTS, Env
 from tuner.cli import doctor_engine
 from tuner.cli.main import main
+from tuner.control.outcome import SignalPart
+from tuner.control.signals import Signal
+from tuner.control.state import StateFile
 from tuner.ports.base import PortError, PortFault
 from tuner.ports.http import HttpPort
 
@@ -49,7 +53,7 @@ class Doctor:
         self.line, self.findings = document["plugins_line"], document["findings"]
         marks: dict[str, list[str]] = {}
         for one in document["findings"]:
-            assert one["text"].isprintable() and (one["mark"] != "bad" or one["remedy"] or "engine" in one["text"])
+            assert one["text"].isprintable() and (one["mark"] != "bad" or one["remedy"] or "; " in one["text"])
             marks.setdefault(one["check"], []).append(one["mark"])
         return code, marks
 
@@ -204,7 +208,7 @@ def test_the_token_over_the_open_network_is_a_note(
     doctor: Doctor, token: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone(*words: object, **more: object) -> None:
-        raise PortError(PortFault.UNREACHABLE, "no engine at this address")
+        raise PortError(PortFault.UNREACHABLE, "no engine at this address; see whether it runs")
 
     monkeypatch.setattr(doctor_engine, "discover", gone)
     code, marks = doctor("--engine", "http://192.0.2.1:9", "--token-file", token)
@@ -249,6 +253,24 @@ def test_an_environment_that_lacks_something(doctor: Doctor, env: Env, tmp_path:
     empty = Env(tmp_path / "empty", "python3.10")
     code, marks = doctor("--vllm-env", empty.folder)
     assert code == 1 and marks["python"] == marks["vllm"] == marks["rooftune"] == ["bad"]
+
+
+# --- a controller ---
+
+
+def test_the_signals_that_a_controller_saw_last(doctor: Doctor, tmp_path: Path) -> None:
+    with StateFile.own(tmp_path) as found:
+        number = found.next_number()
+        seen = SignalPart(code=Signal.KV_BOUND.value, evidence={"kv_used": 1.0})
+        found.put(hold(number, signals=(seen,)))
+        code, marks = doctor("--state", tmp_path)
+    assert code == 0 and marks == {"controller": ["ok"], "signal": ["note"]}
+    assert "kv_bound" in doctor.text("signal") and str(number) in doctor.text("controller")
+
+
+def test_a_controller_that_does_not_answer_is_3(doctor: Doctor) -> None:
+    code, marks = doctor("--face", "http://127.0.0.1:9")
+    assert code == 3 and marks == {"controller": ["bad"]}
 
 
 # --- usage ---
