@@ -23,10 +23,10 @@ class Knobs:
         self.ceiling_tokens = int(self._config.max_num_batched_tokens)
         self.most_running = int(scheduler.max_num_running_reqs)
         self.boot = Setting(
-            step_tokens=int(scheduler.max_num_scheduled_tokens),
+            step_tokens=min(int(scheduler.max_num_scheduled_tokens), self.ceiling_tokens),
             chunk_cap_tokens=int(self._config.long_prefill_token_threshold),
             adaptive_chunk_cap=int(self.has_adaptive and bool(scheduler.adaptive_long_prefill_threshold)),
-            max_running=int(scheduler.max_num_active_reqs if self.has_active_cap else self.most_running),
+            max_running=min(int(getattr(scheduler, "max_num_active_reqs", self.most_running)), self.most_running),
         )
 
     def set_budget(self, tokens: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from engine.vllm.knobs import Knobs
 from policies import wire
 from policies.envelope import Envelope, KnobBound, Mode, full_bounds
+from policies.request import Setting
 
 TESTED = (0, 32)
 KNOWN = range(27, 33)  # minor versions of 0.x whose scheduler has been read
@@ -49,7 +50,7 @@ def probe(scheduler: Any, knobs: Knobs, version: str) -> Probe:
     absent = _absent(scheduler, knobs, chunking)
     model_tokens = int(getattr(scheduler, "max_model_len", 0)) or None
     bounds = tuple(
-        _bound(bound, chunking, model_tokens, bool(unsure))
+        _bound(bound, knobs.boot, model_tokens if not chunking else None, bool(unsure))
         for bound in full_bounds(knobs.ceiling_tokens, knobs.most_running)
         if bound.name not in absent
     )
@@ -75,11 +76,14 @@ def probe(scheduler: Any, knobs: Knobs, version: str) -> Probe:
     )
 
 
-def _bound(bound: KnobBound, chunking: bool, model_tokens: int | None, read_only: bool) -> KnobBound:
-    minimum = bound.minimum
-    if bound.name == "step_tokens" and not chunking and model_tokens is not None:
-        minimum = min(model_tokens, int(bound.maximum))  # a prompt runs whole or never
-    return KnobBound(bound.name, minimum, bound.maximum, Mode.RESTART if read_only else Mode.LIVE)
+def _bound(bound: KnobBound, boot: Setting, whole_tokens: int | None, read_only: bool) -> KnobBound:
+    """whole_tokens: the longest prompt where prompts run whole or never; else None."""
+    minimum, maximum = bound.minimum, bound.maximum
+    if bound.name == "step_tokens" and whole_tokens is not None:
+        minimum = min(whole_tokens, boot.step_tokens)
+    if bound.name == "chunk_cap_tokens":
+        maximum = max(maximum, boot.chunk_cap_tokens)  # vLLM boots with one that never binds
+    return KnobBound(bound.name, minimum, maximum, Mode.RESTART if read_only else Mode.LIVE)
 
 
 def _version(version: str) -> list[str]:

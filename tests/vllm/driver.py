@@ -11,6 +11,7 @@ import random
 import sys
 import tempfile
 import time
+from collections import deque
 from types import SimpleNamespace
 
 from engine.tuning_source import CHANGES, change, read
@@ -19,10 +20,20 @@ from policies import wire
 from tests.twin import vllm_driver as stock
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
 STEP_S = 0.01
 FUTURE_S = 1e6  # an arrival that the wall clock has not reached counts as now
+
+
+class AsyncRecordingScheduler(AsyncScheduler):
+    """vLLM's scheduler that plans a step while the one before it runs; notes what the driver reads."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.preempted_now, self.finished_now = [], []
 
 
 class Clock:
@@ -38,12 +49,15 @@ class Turned:
 
     def __init__(self, engine, model):
         self.clock = Clock()
-        self.base = stock.RecordingScheduler
-        stock.RecordingScheduler = hooked(self.base, lambda: "0.32.0", self.clock)
+        plain = stock.RecordingScheduler
+        base = AsyncRecordingScheduler if engine.get("ahead") else plain
+        stock.RecordingScheduler = hooked(base, lambda: engine.get("version", "0.32.0"), self.clock)
         try:
             self.scheduler = stock.make_scheduler(engine, model)
         finally:
-            stock.RecordingScheduler = self.base
+            stock.RecordingScheduler = plain
+        self.in_flight = deque()
+        self.added = 0
         self.engine = engine
         self.hook = self.scheduler.rooftune
         self.sums_wrong = 0
@@ -52,17 +66,34 @@ class Turned:
         request = stock.make_request(index, fields, self.engine["block_size"])
         request.arrival_time = time.time() + FUTURE_S
         self.scheduler.add_request(request)
+        self.added += 1
 
     def step(self):
-        """One step of STEP_S; what was planned."""
+        """One step of STEP_S; what was planned. With ``ahead`` the step before it ends while this one is planned."""
         scheduler = self.scheduler
         output = scheduler.schedule()
         planned = dict(output.num_scheduled_tokens)
         self.check_sums()
-        sampled = stock.sampled(scheduler, planned)
-        self.clock.now_s += STEP_S
-        scheduler.update_from_output(output, sampled)
+        self.in_flight.append((output, self.sampled(planned)))
+        if not self.engine.get("ahead"):
+            self.land()
+        elif len(self.in_flight) == 2 or not planned:
+            self.land()
         return planned
+
+    def land(self):
+        """The oldest step in flight ends."""
+        if self.in_flight:
+            self.clock.now_s += STEP_S
+            self.scheduler.update_from_output(*self.in_flight.popleft())
+
+    def sampled(self, planned):
+        if not self.engine.get("ahead"):
+            return stock.sampled(self.scheduler, planned)
+        names = list(planned)
+        tokens = [[] if self.scheduler.requests[name].is_prefill_chunk else [stock.PRIVATE] for name in names]
+        places = {name: at for at, name in enumerate(names)}
+        return ModelRunnerOutput(req_ids=names, req_id_to_index=places, sampled_token_ids=tokens)
 
     def check_sums(self):
         """The running sums of the records against a count of everything."""
@@ -124,21 +155,22 @@ def answer(turned, command):
         return read(hook.desk, what, body or -1)
     if what == "load":
         chance = random.Random(4)
-        for index in range(12):
+        first = turned.added
+        for index in range(first, first + 12):
             fields = {"prompt_tokens": chance.randint(60, 200), "output_tokens": chance.randint(50, 90), "content": []}
             turned.add(index, fields)
     elif what == "run":
         for _ in range(body):
             turned.step()
     elif what == "finish":
-        while turned.scheduler.requests:
+        while turned.scheduler.requests or turned.in_flight:
             turned.step()
     elif what == "pass":
         turned.clock.now_s += body
     elif what == "abort":
         turned.scheduler.finish_requests(body, RequestStatus.FINISHED_ABORTED)
     elif what == "break":
-        turned.hook.arranger.before = turned.hook.recorder.planned = None
+        setattr(getattr(hook, body[0]), body[1], None)  # calling it is a TypeError
     elif what == "knobs":
         knobs = SimpleNamespace(scheduler=turned.scheduler, config=turned.scheduler.scheduler_config)
         return json.dumps(

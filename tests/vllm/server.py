@@ -35,8 +35,8 @@ from engine.torch.make_model import train_tokenizer
 torch.manual_seed(7)
 tokenizer = train_tokenizer(512, 1, 8192)
 config = LlamaConfig(
-    vocab_size=len(tokenizer), hidden_size=96, intermediate_size=192, num_hidden_layers=3, num_attention_heads=6,
-    num_key_value_heads=2, head_dim=16, max_position_embeddings=8192, initializer_range=0.3,
+    vocab_size=len(tokenizer), hidden_size=96, intermediate_size=192, num_hidden_layers=3, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=32, max_position_embeddings=8192, initializer_range=0.3,
     pad_token_id=0, bos_token_id=1, eos_token_id=None,
 )
 LlamaForCausalLM(config).save_pretrained(sys.argv[1])
@@ -194,10 +194,15 @@ def _wait(server: Server) -> None:
 
 if __name__ == "__main__":  # a look by hand: python -m tests.vllm.server VLLM_PYTHON FOLDER
     interpreter, folder = Path(sys.argv[1]), Path(sys.argv[2])
-    make_model(interpreter, folder / "model")
+    if not (folder / "model").is_dir():
+        make_model(interpreter, folder / "model")
     with serving(interpreter, folder / "model", folder / "place") as found:
-        print("".join(line for line in found.log if "rooftune" in line))
-        print(found.tuning_state())
-        print(found.complete([5, 6, 7], 4))
-        print(found.steps_after(-1))
-        print(found.requests_after(-1))
+        try:
+            print("".join(line for line in found.log if "rooftune" in line))
+            print(found.tuning_state())
+            print(found.complete([5, 6, 7], 4))
+            print(found.steps_after(-1))
+            print(found.requests_after(-1))
+        except AssertionError:
+            print("".join(found.log[-100:]))
+            raise
