@@ -22,6 +22,7 @@ from tuner.control.parts import Store
 
 STATUS_SCHEMA = "rooftune.status"
 STATUS_VERSION = 1
+POLL_S = 0.1  # how soon the server notices that it shall end
 
 
 class Face:
@@ -41,7 +42,8 @@ class Face:
         if listen is not None:
             host, port = split_listen(listen)
             self._server = PageServer(host, port, self._routes(token))
-            self._thread = threading.Thread(target=self._server.serve_forever, name="face", daemon=True)
+            serve = self._server.serve_forever
+            self._thread = threading.Thread(target=serve, args=(POLL_S,), name="face", daemon=True)
             self._thread.start()
 
     @classmethod
