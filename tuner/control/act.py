@@ -31,6 +31,10 @@ from tuner.ports.base import Port, PortError
 _BLIND = frozenset({Reason.METRICS_STALE, Reason.BLOCKED_AFTER_REVERT, CycleReason.HELD_BY_OTHER})
 
 
+# What a record holds for "since ever", which JSON cannot.
+SINCE_EVER_S = -1e12
+
+
 class Actor:
     """Sends, and books what was sent before it leaves."""
 
@@ -90,7 +94,7 @@ class Actor:
                 push_cycle=draft.number,
                 boot_id=seen.state.boot_id,
                 began_s=seen.now_s,
-                since_s=max(seen.since_s, -1e12),
+                since_s=max(seen.since_s, SINCE_EVER_S),
                 before=knobs_of(before),
                 after=knobs_of(setting),
                 predicted_gain=found.proposal.gain,

@@ -8,17 +8,13 @@ from tuner.observe.window import Window
 
 
 class Book:
-    """memory: as it is now; before: the rows as they stood at the push of that cycle, not kept over a restart.
-
-    running_cost_slo_s: what the trial in force has cost so far; it joins the account when the trial ends.
-    """
+    """memory: as it is now; before: the rows as they stood at the push of that cycle, not kept over a restart."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._memory: Memory | None = None
         self._saved: Memory | None = None
         self.before: tuple[int, Window] | None = None
-        self.running_cost_slo_s = 0.0
 
     @property
     def memory(self) -> Memory:
@@ -39,13 +35,13 @@ class Book:
 
     def spent_slo_s(self, day: str) -> float:
         """SLO-seconds of that day, the running trial's among them."""
-        return self.memory.account.spent(day) + self.running_cost_slo_s
+        return self.memory.account.spent(day) + self.memory.running_slo_s
 
     def end_trial(self, day: str) -> None:
         """The trial is over, with or without a verdict: its cost is booked."""
-        account = self.memory.account.with_spent(day, self.running_cost_slo_s)
-        self.running_cost_slo_s, self.before = 0.0, None
-        self.change(trial=None, account=account)
+        account = self.memory.account.with_spent(day, self.memory.running_slo_s)
+        self.before = None
+        self.change(trial=None, account=account, running_slo_s=0.0)
 
     def conclude(self, trial: Trial, checked: Checked | None, verdict: Verdict, day: str, wall_s: float) -> None:
         """A verdict: what was learnt of the setting and of the twin, and whether the setting stays."""

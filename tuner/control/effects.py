@@ -35,6 +35,16 @@ def refuted(setting: Setting, tried: Iterable[Tried], traffic: Traffic | None) -
     return False
 
 
+def proven(in_force: Setting, tried: Iterable[Tried], traffic: Traffic | None) -> Tried | None:
+    """The latest trial found better than ``in_force`` under traffic like this one; None when a later one says no."""
+    listed = list(tried)
+    for one in reversed(listed):
+        fits = traffic is not None and alike(one.traffic, traffic) and setting_of(one.before) == in_force
+        if fits and one.verdict == Verdict.BETTER.value:
+            return None if refuted(setting_of(one.setting), listed, traffic) else one
+    return None
+
+
 def moved_alone(one: Tried) -> str | None:
     """The one knob in which a trial differed from the setting before it; None when there were several."""
     before, after = setting_of(one.before), setting_of(one.setting)

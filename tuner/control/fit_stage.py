@@ -18,8 +18,9 @@ from tuner.observe.rows import StepRows
 from tuner.record import Part, Words
 
 KEY = "model"
-# Steps kept for the fit (0.1 to 0.3 s of one core for each refit), and of sizes that were met for the first time.
-CAPACITY_STEPS, FIRST_SEEN_STEPS = 2048, 256
+# Steps kept for the fit (0.1 to 0.2 s of one core for each refit), and of sizes that were met for the first time.
+# Few, because the sample is evened out only where it is full, and most steps are decodes of a handful of sizes.
+CAPACITY_STEPS, FIRST_SEEN_STEPS = 1024, 256
 # A refit is worth its time when so many more steps have been seen, relative to the last one.
 REFIT_GROWTH, REFIT_LEAST_STEPS = 1.25, 200
 # Steps of known sizes reach far enough when they cover this share of the sizes seen; otherwise first ones count too.
@@ -124,7 +125,9 @@ class Learner:
     def fit(self) -> FitPart:
         """A refit; the accepted model from now on. Raises FitRefused, and then the one before stays."""
         self._fitted_at_steps = max(self._seen_steps, 1)  # a refusal, too, is not worth repeating on the same steps
-        found = fit_steps(self.samples(), start=self.model)
+        # From nothing, not from the accepted model: one that was fitted before a long prompt came has no slope, and a
+        # search that starts there stays there.
+        found = fit_steps(self.samples())
         self.accepted = fit_part(found)
         self.drift = None
         self._alarm.reset()

@@ -37,7 +37,7 @@ class Judge:
                 book.before = (trial.push_cycle, seen.window)  # another controller pushed: its rows, as far as they go
             checked = check(trial, book.before[1], seen, self._options.thresholds, self._terms)
             gain = checked.matched.gain if checked.matched is not None else math.nan
-            book.running_cost_slo_s = measured_cost_slo_s(gain, checked.elapsed_s)
+            book.change(running_slo_s=measured_cost_slo_s(gain, checked.elapsed_s))
             draft.put(verify=checked.part)
             sight = replace(sight, checked=checked)
             if checked.keeps:

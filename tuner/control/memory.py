@@ -81,7 +81,10 @@ class Tried(Part):
 
 
 class Memory(Part):
-    """Everything in one value, so that it is never half written. shadow_s: time spent in shadow so far."""
+    """Everything in one value, so that it is never half written. shadow_s: time spent in shadow so far.
+
+    running_slo_s: what the trial in force has cost so far; it joins ``days`` when the trial ends.
+    """
 
     trial: Trial | None = None
     kept: Kept | None = None
@@ -90,6 +93,7 @@ class Memory(Part):
     trust_held: Count = 0
     trust_failed: Count = 0
     days: tuple[tuple[str, float], ...] = ()
+    running_slo_s: Annotated[float, Field(ge=0)] = 0.0
     shadow_s: Annotated[float, Field(ge=0)] = 0.0
     tried: tuple[Tried, ...] = ()
 

@@ -9,11 +9,11 @@ from tuner.control.fit_stage import Learner
 from tuner.control.options import LoopOptions
 from tuner.control.outcome import CycleReason
 from tuner.control.parts import Searcher
-from tuner.control.propose_stage import Found, SearchDesk, Why, make_job
+from tuner.control.propose_stage import Found, SearchDesk, Why, make_job, remembered
 from tuner.control.push_stage import one_line
 from tuner.control.sight import Sighting
 from tuner.control.standing import Holder
-from tuner.control.trust import region
+from tuner.control.trust import Bounds, region
 from tuner.model.roofline import FitRefused
 
 
@@ -59,13 +59,24 @@ class Planner:
             return Found(None, CycleReason.FIT_REFUSED if self._refused else CycleReason.TOO_LITTLE_DATA)
         if self._desk.due(sight.seen, self._clock.now_s()):
             draft.note(self._ask(sight, draft.number))
-        return self._came or self._desk.current(sight.seen)
+        found = self._came or self._desk.current(sight.seen)
+        if found.proposal is None and found.why is CycleReason.SEARCHING:
+            known = remembered(sight.seen, self._book.memory.tried, self._bounds(sight)[0])
+            if known is not None:
+                draft.note("this setting was found better under traffic like this before")
+                return Found(known, found.why)
+        return found
+
+    def _bounds(self, sight: Sighting) -> tuple[Bounds, frozenset[str]]:
+        """Where to search, and the knobs left out because they showed no effect."""
+        seen, memory = sight.seen, self._book.memory
+        silent = without_effect(memory.tried, seen.traffic) & frozenset(self._options.bounds)
+        return region(seen.setting, seen.envelope, self._options.bounds, memory.trust, silent), silent
 
     def _ask(self, sight: Sighting, number: int) -> str:
         seen, model, memory = sight.seen, self._learner.model, self._book.memory
         assert model is not None
-        silent = without_effect(memory.tried, seen.traffic)
-        bounds = region(seen.setting, seen.envelope, self._options.bounds, memory.trust, silent)
+        bounds, silent = self._bounds(sight)
         if not bounds:
             return "no knob of this engine may be moved: see its envelope and the bounds"
         job = make_job(seen, self._options, model, bounds, memory.tried, number)

@@ -10,7 +10,7 @@ from policies.guard import Reason
 from policies.request import Setting
 from policies.step_time import StepModel
 from policies.targets import Slo
-from tuner.control.effects import refuted
+from tuner.control.effects import proven, refuted
 from tuner.control.fit_stage import noise_pairs
 from tuner.control.job import Answer, EngineFacts, Job, LiveTrial, TargetRow, WorkerError
 from tuner.control.memory import Traffic, Tried, knobs_of, setting_of
@@ -162,6 +162,22 @@ FOLLOWERS = frozenset(
 )  # fmt: skip
 
 
+def remembered(seen: Seen, tried: tuple[Tried, ...], bounds: Bounds) -> Proposal | None:
+    """A setting that was found better than the one in force under traffic like this, so that nothing need be searched
+    before it is pushed. It is a trial like any other: what it gained then is what is predicted now."""
+    known = proven(seen.setting, tried, seen.traffic)
+    if known is None or known.observed_gain is None or known.half_width is None:
+        return None
+    setting = setting_of(known.setting)
+    if outside(setting, seen.setting, bounds):
+        return None
+    return Proposal(setting, seen.setting, known.observed_gain, known.half_width, True, seen.traffic, known.attainment)
+
+
+def _differ(before: Traffic | None, now: Traffic | None) -> bool:
+    return before is not None and now is not None and not alike(before, now)
+
+
 class SearchDesk:
     """The one search that may run, and the one proposal that may stand. now_s: on the controller's clock."""
 
@@ -220,7 +236,7 @@ class SearchDesk:
     def current(self, seen: Seen) -> Found:
         """The proposal that stands, or why there is none; one that no longer fits is dropped."""
         standing = self.standing
-        if standing is not None and standing.base != seen.setting:
+        if standing is not None and (standing.base != seen.setting or _differ(standing.traffic, seen.traffic)):
             standing = self.standing = None
             self._why = CycleReason.SEARCHING
         return Found(standing, self._why)
@@ -230,11 +246,7 @@ class SearchDesk:
         if self._searcher.busy:
             return False
         aged = now_s - self._asked_s >= self._options.search_every_s
-        return aged or self._asked_base != seen.setting or self._shifted(seen)
-
-    def _shifted(self, seen: Seen) -> bool:
-        before, now = self._asked_traffic, seen.traffic
-        return before is not None and now is not None and not alike(before, now)
+        return aged or self._asked_base != seen.setting or _differ(self._asked_traffic, seen.traffic)
 
     def ask(self, job: Job, seen: Seen, now_s: float) -> str:
         """Start a search; returns why it could not be started, "" when it was."""

@@ -25,6 +25,7 @@ from tuner.observe.window import Window
 
 # Shadow time counts only while the controller looks: at most so many cycles for one.
 LOOKING_CYCLES = 3.0
+LATEST_WALL_S = 9e10
 
 
 class Reader(Protocol):
@@ -83,7 +84,8 @@ class Sight:
         reading = self._reader.read()
         self._window = self._window.add(reading)
         state = reading.state
-        now_s, wall_s = self._clock.now_s(), self._clock.wall_s()
+        # A wall clock that is off names another day; a cycle does not end over it.
+        now_s, wall_s = self._clock.now_s(), min(max(self._clock.wall_s(), 0.0), LATEST_WALL_S)
         day = schedule.day(wall_s, self._options.zone)
         standing = self._standing(reading, day, draft)
         self._since_s = self._since(reading, standing)

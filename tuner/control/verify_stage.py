@@ -16,6 +16,8 @@ from tuner.control.observe_stage import Seen, in_flight, storming, waiting_at
 from tuner.control.outcome import VerifyPart
 from tuner.observe.window import Window
 
+_LONG_AGO_S = -1e11  # stands for "since ever" where a record cannot hold an infinity
+
 
 @dataclass(frozen=True)
 class Checked:
@@ -75,7 +77,10 @@ def ttft_bound_s(slo: Slo) -> float:
 def windows(trial: Trial, before: Window, now_s: float, settle_s: float, verify_s: float) -> tuple[float, float]:
     """Length of both windows and start of the one after, in seconds; length 0: not yet."""
     from_s = max(trial.since_s, before.complete_from_s, before.steps_from_s)
-    known_s = trial.began_s - from_s if math.isfinite(from_s) else verify_s
+    if from_s < _LONG_AGO_S:  # nothing was ever lost: what is known begins with the first request
+        arrivals = before.requests.arrival_s
+        from_s = float(arrivals.min()) if len(arrivals) else trial.began_s
+    known_s = trial.began_s - from_s
     length_s = max(0.0, min(now_s - trial.began_s - settle_s, known_s, verify_s))
     return length_s, now_s - length_s
 
