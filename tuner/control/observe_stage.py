@@ -12,6 +12,7 @@ from policies.quantiles import quantile, weighted_quantile
 from policies.request import Setting
 from policies.targets import Slo
 from policies.verify import Observed
+from tuner.control.canonical import canonical
 from tuner.control.figures import judged, queue_s
 from tuner.control.memory import Traffic
 from tuner.control.outcome import SignalPart
@@ -51,7 +52,7 @@ class Seen:
 
     @cached_property
     def setting(self) -> Setting:
-        return self.state.setting()
+        return setting_in_force(self.state)
 
     @cached_property
     def boot(self) -> Setting:
@@ -122,10 +123,15 @@ def storming(window: Window, start_s: float) -> bool:
     return aborted >= STORM_LEAST and aborted > STORM_SHARE * len(rows)
 
 
+def setting_in_force(state: wire.State) -> Setting:
+    """What the engine runs under, see ``canonical``. Raises InputError without a token budget."""
+    return canonical(state.setting())
+
+
 def boot_of(state: wire.State) -> Setting:
     """The setting of the engine's start; knobs that are absent keep their defaults."""
     values: dict[str, int | float] = {knob.name: knob.boot for knob in state.knobs if knob.boot is not None}
-    return state.setting()._replace(**values)  # type: ignore[arg-type]  # as in wire.State.setting
+    return canonical(state.setting()._replace(**values))  # type: ignore[arg-type]  # as in wire.State.setting
 
 
 def envelope_of(state: wire.State) -> Envelope:

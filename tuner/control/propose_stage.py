@@ -10,6 +10,7 @@ from policies.guard import Reason
 from policies.request import Setting
 from policies.step_time import StepModel
 from policies.targets import Slo
+from tuner.control.canonical import canonical
 from tuner.control.effects import proven, refuted
 from tuner.control.fit_stage import noise_pairs
 from tuner.control.job import Answer, EngineFacts, Job, LiveTrial, TargetRow, WorkerError
@@ -122,7 +123,7 @@ def proposal_of(answer: Answer, base: Setting, traffic: Traffic | None) -> Propo
     if part is None or part.verdict == "keep":
         return None
     try:
-        setting = setting_of(part.setting)
+        setting = canonical(setting_of(part.setting))
         if setting == base:
             return None
     except TypeError:

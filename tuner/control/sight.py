@@ -13,7 +13,7 @@ from tuner.control.draft import Draft
 from tuner.control.figures import figures, judgeable
 from tuner.control.fit_stage import Learner
 from tuner.control.memory import knobs_of
-from tuner.control.observe_stage import Seen
+from tuner.control.observe_stage import Seen, setting_in_force
 from tuner.control.options import LoopOptions
 from tuner.control.outcome import CycleReason, Figures
 from tuner.control.parts import Store
@@ -142,7 +142,7 @@ class Sight:
     def _since(self, reading: Reading, standing: Standing) -> float:
         """Since when the setting that is in force now has been so, on the engine's clock."""
         state, before = reading.state, self._before
-        if before is not None and before.state.boot_id == state.boot_id and before.setting == state.setting():
+        if before is not None and before.state.boot_id == state.boot_id and before.setting == setting_in_force(state):
             return self._since_s
         if standing.trial is not None:
             return standing.trial.began_s

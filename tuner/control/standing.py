@@ -10,7 +10,7 @@ from enum import StrEnum
 from policies import wire
 from policies.request import Setting
 from tuner.control.memory import Kept, Memory, Trial, setting_of
-from tuner.control.observe_stage import boot_of
+from tuner.control.observe_stage import boot_of, setting_in_force
 
 
 class Holder(StrEnum):
@@ -40,7 +40,7 @@ class Standing:
 
 def stand(state: wire.State, actor: str, memory: Memory) -> Standing:
     """What the engine says of what the memory holds."""
-    setting, trial = state.setting(), memory.trial
+    setting, trial = setting_in_force(state), memory.trial
     if state.lease is None or state.lease.actor != actor:
         holder = Holder.NOBODY if state.lease is None else Holder.OTHER
         return Standing(holder, None, None, False, trial)

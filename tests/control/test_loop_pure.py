@@ -1,0 +1,291 @@
+"""The loop's pure parts: trust region, exploration account, matched windows, what trials teach, what a push says."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies import wire
+from policies.envelope import Envelope, KnobBound, Mode
+from policies.errors import InputError
+from policies.request import DEADLINE, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
+from policies.step_time import NAMED_MODELS
+from policies.targets import Condition, Override, Slo, Target
+from tuner.control.canonical import canonical
+from tuner.control.effects import near, proven, refuted, without_effect
+from tuner.control.exploration import Account, measured_cost_slo_s, predicted_cost_slo_s
+from tuner.control.figures import judgeable
+from tuner.control.matched import Side, compare, overdue
+from tuner.control.memory import Traffic, Tried, knobs_of
+from tuner.control.push_stage import push_request
+from tuner.control.trust import LEAST_RATIO, MOST_RATIO, Trust, region
+
+BOOT = Setting(step_tokens=2048, max_running=64)
+ENVELOPE = Envelope((KnobBound("step_tokens", 1, 8192), KnobBound("chunk_cap_tokens", 0, 8192)))
+ANY = {"step_tokens": (1.0, math.inf), "chunk_cap_tokens": (0.0, math.inf)}
+
+
+# --- trust region ------------------------------------------------------------------------------
+
+
+def test_trust_grows_when_predictions_hold_and_shrinks_faster_when_they_fail() -> None:
+    trust = Trust(8.0)
+    assert trust.after(True).ratio == pytest.approx(12.0)
+    assert trust.after(False).ratio == pytest.approx(4.0)
+    assert trust.after(True).after(False).ratio < trust.ratio
+
+
+@given(st.lists(st.booleans(), max_size=60))
+def test_trust_stays_inside_its_bounds(outcomes: list[bool]) -> None:
+    trust = Trust()
+    for held in outcomes:
+        trust = trust.after(held)
+        assert LEAST_RATIO <= trust.ratio <= MOST_RATIO
+
+
+def test_the_region_is_the_meet_of_envelope_operator_and_trust() -> None:
+    found = region(BOOT, ENVELOPE, {"step_tokens": (600.0, 9999.0)}, Trust(2.0))
+    assert found == {"step_tokens": (1024.0, 4096.0)}
+    assert region(BOOT, ENVELOPE, {"step_tokens": (600.0, 9999.0)}, Trust(8.0)) == {"step_tokens": (600.0, 8192.0)}
+
+
+def test_a_chunk_cap_of_none_counts_as_the_budget() -> None:
+    assert region(BOOT, ENVELOPE, ANY, Trust(4.0))["chunk_cap_tokens"] == (512.0, 8192.0)
+
+
+def test_knobs_that_are_absent_need_a_restart_or_showed_no_effect_are_not_searched() -> None:
+    envelope = Envelope((KnobBound("step_tokens", 1, 8192), KnobBound("max_running", 1, 64, Mode.RESTART)))
+    asked = ANY | {"max_running": (1.0, 64.0)}
+    assert set(region(BOOT, envelope, asked, Trust())) == {"step_tokens"}
+    assert set(region(BOOT, ENVELOPE, ANY, Trust(), without={"chunk_cap_tokens"})) == {"step_tokens"}
+
+
+@given(st.integers(1, 8192), st.integers(0, 8192), st.floats(LEAST_RATIO, MOST_RATIO))
+def test_what_is_in_force_lies_inside_the_region(budget: int, cap: int, ratio: float) -> None:
+    in_force = BOOT._replace(step_tokens=budget, chunk_cap_tokens=cap)
+    low, high = region(in_force, ENVELOPE, ANY, Trust(ratio)).get("step_tokens", (budget, budget))
+    assert low <= budget <= high
+
+
+# --- exploration -------------------------------------------------------------------------------
+
+
+def test_a_trial_is_predicted_to_cost_what_the_twins_own_error_puts_at_risk() -> None:
+    assert predicted_cost_slo_s(0.9, 0.05, 100.0) == pytest.approx(5.0)
+    assert predicted_cost_slo_s(0.02, 0.05, 100.0) == pytest.approx(2.0), "no more than is served well now"
+    assert predicted_cost_slo_s(math.nan, math.nan, 100.0) == 100.0, "what is not known counts as everything"
+
+
+def test_only_a_loss_costs() -> None:
+    assert measured_cost_slo_s(0.2, 50.0) == 0.0
+    assert measured_cost_slo_s(-0.2, 50.0) == pytest.approx(10.0)
+    assert measured_cost_slo_s(math.nan, 50.0) == 0.0
+
+
+def test_the_account_is_by_day_and_a_clock_that_comes_back_finds_its_day() -> None:
+    account = Account().with_spent("2026-03-01", 30.0).with_spent("2027-08-09", 5.0).with_spent("2026-03-01", 10.0)
+    assert account.spent("2026-03-01") == 40.0
+    assert account.spent("2026-03-02") == 0.0
+    for day in range(20):
+        account = account.with_spent(f"2030-01-{day + 1:02d}", 1.0).with_spent("2026-03-01", 0.0)
+    assert account.spent("2026-03-01") == 40.0 and len(account.days) <= 4
+
+
+def test_an_account_of_no_number_is_refused() -> None:
+    with pytest.raises(InputError):
+        Account((("2026-03-01", math.nan),))
+
+
+# --- matched windows ---------------------------------------------------------------------------
+
+
+def side(good: float, count: int = 200, long_share: float = 0.1, seed: int = 0, **changes: Any) -> Side:
+    """Requests of which a share is good; long prompts are never, as under a budget that stalls them."""
+    chance = np.random.default_rng(seed)
+    prompts = np.where(chance.random(count) < long_share, 8000, 300)
+    values = (chance.random(count) < good).astype(float)
+    return Side(values, prompts, 100.0, float(count), **changes)
+
+
+def test_a_gain_and_a_loss_are_found_with_an_interval_that_holds_them() -> None:
+    better = compare(side(0.6, seed=1), side(0.9, seed=2))
+    assert better.matched and better.gain - better.half_width > 0.0
+    assert abs(better.gain - 0.3) < better.half_width
+    worse = compare(side(0.9, seed=1), side(0.6, seed=2))
+    assert worse.gain + worse.half_width < 0.0
+
+
+def test_the_same_setting_twice_is_hardly_ever_a_gain_or_a_loss() -> None:
+    wrong = 0
+    for seed in range(200):
+        found = compare(side(0.8, 100, seed=seed), side(0.8, 100, seed=1000 + seed))
+        wrong += abs(found.gain) > found.half_width
+    assert wrong <= 6
+
+
+def test_more_documents_after_the_push_are_not_taken_for_a_loss() -> None:
+    """Documents miss their targets under either setting; half of the requests are documents after the push."""
+    chance = np.random.default_rng(3)
+
+    def mix(share: float) -> Side:
+        prompts = np.where(chance.random(400) < share, 8000, 300)
+        good = np.where(prompts == 8000, 0.0, (chance.random(400) < 0.95).astype(float))
+        return Side(good, prompts, 100.0, 400.0)
+
+    found = compare(mix(0.2), mix(0.3))
+    assert found.matched
+    assert abs(found.gain) <= found.half_width
+    assert not compare(mix(0.1), mix(0.7)).matched, "and traffic of another kind is no match at all"
+
+
+def test_another_rate_is_no_match() -> None:
+    assert compare(side(0.8), side(0.8, seed=1)).matched
+    assert not compare(side(0.8, 400), side(0.8, 150, seed=1)).matched
+
+
+def test_one_request_more_or_less_proves_nothing() -> None:
+    ones = np.ones(10)
+    prompts = np.full(10, 300)
+    found = compare(Side(ones, prompts, 10.0, 10.0), Side(np.append(ones[1:], 0.0), prompts, 10.0, 10.0))
+    assert found.gain < 0.0 < found.gain + found.half_width
+
+
+def test_requests_that_never_end_count_as_missed_once_they_must_have_missed() -> None:
+    assert overdue(waiting=50, rate_rps=4.0, ttft_bound_s=2.0) == 42.0
+    assert overdue(waiting=5, rate_rps=4.0, ttft_bound_s=2.0) == 0.0
+    assert overdue(waiting=50, rate_rps=4.0, ttft_bound_s=math.inf) == 0.0
+    empty = Side(np.zeros(0), np.zeros(0, dtype=np.int64), 100.0, 200.0, overdue=150.0)
+    found = compare(side(0.9), empty)
+    assert found.matched and found.gain + found.half_width < 0.0
+    some = side(1.0, 50, seed=4, overdue=150.0)
+    assert compare(side(0.9), replace(some, arrived=200.0)).gain < -0.5, "the few that ended do not hide the others"
+
+
+def test_an_empty_window_judges_nothing() -> None:
+    empty = Side(np.zeros(0), np.zeros(0, dtype=np.int64), 100.0, 0.0)
+    for found in (compare(empty, side(0.9)), compare(side(0.9), empty), compare(empty, empty)):
+        assert not found.matched and math.isnan(found.gain)
+
+
+# --- what trials teach -------------------------------------------------------------------------
+
+CALM = Traffic(rate_rps=2.0, prompt_p50_tokens=300, prompt_p90_tokens=4000, output_p50_tokens=50)
+RUSH = CALM.model_copy(update={"rate_rps": 9.0})
+
+
+def tried(verdict: str = "worse", traffic: Traffic = CALM, **changes: Any) -> Tried:
+    knobs: dict[str, int] = changes.pop("knobs", {"step_tokens": 512})
+    values: dict[str, Any] = {
+        "before": knobs_of(BOOT),
+        "setting": knobs_of(BOOT._replace(**knobs)),
+        "traffic": traffic,
+        "verdict": verdict,
+        "predicted_gain": 0.3,
+        "observed_gain": -0.2,
+        "half_width": 0.05,
+        "attainment": 0.5,
+        "goodput_rps": 1.0,
+        "requests": 100,
+        "predicted_attainment": 0.9,
+        "wall_s": 0.0,
+    }
+    return Tried(**(values | changes))
+
+
+def test_a_setting_that_was_tried_in_vain_is_not_tried_again_under_like_traffic() -> None:
+    wanted = BOOT._replace(step_tokens=520)
+    assert refuted(wanted, [tried()], CALM)
+    assert refuted(wanted, [tried("inconclusive")], CALM)
+    assert not refuted(wanted, [tried("better")], CALM)
+    assert not refuted(wanted, [tried()], RUSH)
+    assert not refuted(BOOT._replace(step_tokens=1024), [tried()], CALM)
+    assert not refuted(wanted, [tried(), tried("better")], CALM), "the latest counts"
+
+
+def test_a_proven_setting_comes_back_for_its_traffic_and_its_start() -> None:
+    found = proven(BOOT, [tried("better", observed_gain=0.2)], CALM)
+    assert found is not None and found.setting["step_tokens"] == 512
+    assert proven(BOOT, [tried("better")], RUSH) is None
+    assert proven(BOOT._replace(step_tokens=1024), [tried("better")], CALM) is None
+    assert proven(BOOT, [tried("better"), tried("worse")], CALM) is None
+
+
+def test_near_settings_are_one_and_switches_never_are() -> None:
+    assert near(BOOT, BOOT._replace(step_tokens=2100))
+    assert not near(BOOT, BOOT._replace(step_tokens=4096))
+    assert not near(BOOT, BOOT._replace(order_policy=DEADLINE))
+    assert not near(BOOT, BOOT._replace(chunk_cap_tokens=2000))
+
+
+def test_a_knob_without_effect_needs_several_silent_trials_and_one_effect_clears_it() -> None:
+    silent = tried("inconclusive", knobs={"chunk_cap_tokens": 256}, observed_gain=0.01, half_width=0.05)
+    assert without_effect([silent], CALM) == frozenset()
+    assert without_effect([silent, silent], CALM) == {"chunk_cap_tokens"}
+    assert without_effect([silent, silent], RUSH) == frozenset()
+    loud = tried("worse", knobs={"chunk_cap_tokens": 512}, observed_gain=-0.3, half_width=0.05)
+    assert without_effect([silent, silent, loud], CALM) == frozenset()
+    both = tried("inconclusive", knobs={"chunk_cap_tokens": 256, "step_tokens": 512}, observed_gain=0.0)
+    assert without_effect([both, both], CALM) == frozenset(), "two knobs at once say nothing of either"
+
+
+# --- pushes and targets ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        BOOT,
+        BOOT._replace(step_tokens=512, chunk_cap_tokens=128, adaptive_chunk_cap=1, max_running=8),
+        BOOT._replace(budget_policy=STEP_TIME_TARGET, budget_target_s=0.03, budget_floor_tokens=16),
+        BOOT._replace(budget_policy=PRESSURE, pressure_tokens=256, pressure_prefills=1),
+        BOOT._replace(order_policy=SHORTEST_FIRST, aging_s=4.0),
+        BOOT._replace(order_policy=DEADLINE, ttft_target_s=2.0, prefill_s_per_token=1e-4),
+    ],
+)
+def test_a_push_says_exactly_what_differs(after: Setting) -> None:
+    model = NAMED_MODELS["8b-2tbs"]
+    request = push_request(BOOT, after, lease_s=30.0, revision=3, actor="a", why="b", model=model)
+    wish = wire.parse(wire.PushRequest, request.model_dump_json().encode()).to_push()
+    assert BOOT._replace(**wish.changes) == after  # type: ignore[arg-type]  # names are knobs
+    assert (after.budget_policy == STEP_TIME_TARGET) == (wish.step_model == model)
+    assert wish.changes.get("budget_policy", FIXED_BUDGET) == after.budget_policy
+
+
+def test_the_way_back_from_a_policy_is_a_push_too() -> None:
+    model = NAMED_MODELS["8b-2tbs"]
+    tuned = BOOT._replace(budget_policy=PRESSURE, pressure_tokens=256, order_policy=SHORTEST_FIRST)
+    wish = push_request(tuned, BOOT, lease_s=30.0, revision=3, actor="a", why="b", model=model).to_push()
+    assert wish.changes["budget_policy"] == FIXED_BUDGET and wish.changes["order_policy"] == 0
+
+
+def test_settings_that_do_the_same_are_one() -> None:
+    left_over = BOOT._replace(pressure_tokens=256, budget_target_s=0.03, ttft_target_s=2.0, aging_s=3.0)
+    assert canonical(left_over) == BOOT
+    for used in (
+        BOOT._replace(budget_policy=PRESSURE, pressure_tokens=256),
+        BOOT._replace(budget_policy=STEP_TIME_TARGET, budget_target_s=0.03),
+        BOOT._replace(order_policy=SHORTEST_FIRST, aging_s=3.0),
+        BOOT._replace(order_policy=DEADLINE, aging_s=3.0, ttft_target_s=2.0, prefill_s_per_token=1e-5),
+    ):
+        assert canonical(used) == used
+
+
+def test_a_value_without_a_place_in_the_protocol_is_an_input_error() -> None:
+    with pytest.raises(InputError):
+        push_request(BOOT, BOOT._replace(step_tokens=0), lease_s=30.0, revision=0, actor="a", why="b")
+
+
+def test_gap_targets_at_bounds_that_the_engine_does_not_count_are_judged_by_the_longest_gap() -> None:
+    slo = Slo(
+        (Target("gap", 0.05, 0.99), Target("gap", 0.07, 0.95), Target("ttft", 2.0, 0.99)),
+        (Override(Condition(min_prompt_tokens=8000), (Target("gap", 0.09, 0.99),)),),
+    )
+    seen = judgeable(slo, (0.05, 0.1))
+    assert [(t.metric, t.bound_s) for t in seen.targets] == [("gap", 0.05), ("longest_gap", 0.07), ("ttft", 2.0)]
+    assert seen.overrides[0].targets[0].metric == "longest_gap"
+    both = judgeable(Slo((Target("gap", 0.05, 0.99), Target("longest_gap", 0.2, 0.99))), ())
+    assert [(t.metric, t.bound_s) for t in both.targets] == [("longest_gap", 0.05)], "the tighter of two stays"
