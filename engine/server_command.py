@@ -84,8 +84,11 @@ def _model(arguments: argparse.Namespace, blocks: int | None) -> tuple[Runner, T
 
 def _about(runner: Runner, step_tokens: int) -> str:
     facts = runner.facts
+    millions = facts.parameters / 1e6
+    size = f"{millions:,.0f}" if millions >= 10 else f"{millions:.2g}"
+    weights = f"{size} million parameters in {facts.dtype} on " if facts.parameters else ""  # a fake model has none
     return (
-        f"{facts.name}: {facts.parameters / 1e6:.0f} million parameters in {facts.dtype} on {facts.device}, "
+        f"{facts.name}: {weights}{facts.device}, "
         f"{facts.kv_tokens} tokens of KV, budget {step_tokens} tokens a step"
     )
 

@@ -234,3 +234,15 @@ def test_an_empty_out_is_refused_and_writes_nowhere(
     before = sorted(tmp_path.rglob("*"))
     assert rooftune(*_words(mix, *TARGETS), "--out", "", "--quiet") == 2
     assert "--out is empty" in capsys.readouterr().err and sorted(tmp_path.rglob("*")) == before
+
+
+def test_traffic_that_comes_at_once_has_no_rate_and_no_burst(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rush = tmp_path / "rush.csv"
+    rush.write_text(HEAD + "0,400,20,gold\n" * 40)
+    assert rooftune(*_words(rush, *TARGETS, "--quiet", "--out", tmp_path / "report")) in (0, 1)
+    page = (tmp_path / "report" / "report.md").read_text()
+    assert "40 requests at once" in page and "With a burst" not in page and "requests in 0" not in page
+    record = record_from_json((tmp_path / "report" / "report.json").read_text(), "report.json")
+    assert record.burst_attainment is None and record.traffic.span_s == 0.0

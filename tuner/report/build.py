@@ -247,7 +247,8 @@ def run_record(
         best=trial_part(found.best),
         random_best=trial_part(found.random_best),
         noise=_finite(found.noise),
-        burst_attainment=_finite(found.burst_attainment) if slo.all_targets() else None,
+        # What comes all at once is a burst already: twice as fast is the same.
+        burst_attainment=_finite(found.burst_attainment) if slo.all_targets() and traffic.span_s > 0.0 else None,
         binding=_binding(slo, found.binding_target),
         feasible=feasible_part(found, given.traffic, given.engine, given.model, slo),
         curve=curve_part(found, given.model),

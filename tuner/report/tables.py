@@ -183,7 +183,7 @@ def inputs(record: RunRecord) -> Table:
     rows = [
         (
             f"traffic {t.name}{changes}",
-            f"{words.count(t.requests)} requests in {words.seconds(t.span_s)}",
+            words.requests_in(t.requests, t.span_s),
             given[t.source],
         ),
         (

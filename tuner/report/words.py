@@ -50,6 +50,13 @@ def seconds(value: Seconds) -> str:
     return f"{value:,.3g} s" if value < 999.5 else f"{value:,.0f} s"
 
 
+def requests_in(requests: int, span_s: float) -> str:
+    """``19,366 requests in 3,600 s``; what has no span came at once."""
+    if span_s > 0.0:
+        return f"{count(requests)} requests in {seconds(span_s)}"
+    return f"{count(requests)} requests at once" if requests > 1 else "1 request"
+
+
 def tied(text: str) -> str:
     """Numbers held together with their units by spaces that do not break."""
     return _UNIT.sub(NO_BREAK_SPACE, text)
@@ -96,14 +103,15 @@ def target(part: TargetPart) -> str:
 
 
 def margin(value: Number) -> str:
-    """``12 % below the bound``."""
+    """``met, 12 % to spare``; what rounds to nothing is still said to be met or missed."""
     if value is None:
         return NO_VALUE
     if value == "inf":
         return "missed without bound"
-    if value <= 0:
-        return f"met, {-value * 100:.0f} % to spare"
-    return f"missed by {value * 100:,.0f} %"
+    size = f"{abs(value) * 100:,.0f} %" if abs(value) >= 0.005 else "less than 1 %"
+    if value == 0:
+        return "met, nothing to spare"
+    return f"met, {size} to spare" if value < 0 else f"missed by {size}"
 
 
 def cap(value: float) -> str:

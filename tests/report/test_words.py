@@ -1,0 +1,29 @@
+"""Numbers in words: what rounds to nothing is still met or missed, and what has no span came at once."""
+
+import pytest
+
+from tuner.report import words
+
+
+@pytest.mark.parametrize(
+    ("margin", "text"),
+    [
+        (0.42, "missed by 42 %"),
+        (0.006, "missed by 1 %"),
+        (0.0049, "missed by less than 1 %"),
+        (1e-9, "missed by less than 1 %"),
+        (0.0, "met, nothing to spare"),
+        (-1e-9, "met, less than 1 % to spare"),
+        (-0.31, "met, 31 % to spare"),
+        (12.5, "missed by 1,250 %"),
+        ("inf", "missed without bound"),
+    ],
+)
+def test_a_margin_never_says_0_percent(margin: float, text: str) -> None:
+    assert words.margin(margin) == text
+
+
+def test_requests_without_a_span_came_at_once() -> None:
+    assert words.requests_in(19_366, 3600.0) == "19,366 requests in 3,600 s"
+    assert words.requests_in(200, 0.0) == "200 requests at once"
+    assert words.requests_in(1, 0.0) == "1 request"
