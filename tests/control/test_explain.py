@@ -13,22 +13,24 @@ CODES = [*Reason, *CycleReason]
 
 PUSHED = """\
 Seen: 420 requests in 60 s, 90 % within the targets, TTFT p95 1.25 s, longest gap p99 310 ms; \
-in force token budget 2048 tokens, chunk cap none; signals: queue_growing.
+signals: queue_growing.
 Believed: the knee is at 200 tokens (180 to 230) by 4096 steps; the twin predicts this window well, worst error 6 %.
 Proposed: token budget 512 tokens, chunk cap 256 tokens (90 % within the targets now, 97 % then), \
 the best of 100 settings; the limit is gap p99 <= 30 ms.
 Guard: pushed token budget 1024 tokens, chunk cap 256 tokens: the way to the proposal is longer than one push may go, \
 so it went a part of it.
-Next: it judges this push first and goes on from there; the lease has 98 s left."""
+Next: it judges this push first and goes on from there; in force is token budget 2048 tokens, chunk cap none \
+with 98 s of the lease left."""
 
 REVERTED = """\
 Seen: 420 requests in 60 s, 84 % within the targets, TTFT p95 1.25 s, longest gap p99 310 ms, 3 failed, \
-12 preemptions; in force token budget 2048 tokens, chunk cap none; 40 step and 2 request records were lost.
+12 preemptions; 40 step and 2 request records were lost.
 Believed: no step model in this cycle; the twin was not asked.
 Proposed: nothing.
 Guard: took the push back: the latest push did measurably worse than what was in force before it; \
 the push of cycle 40 was worse: gain -6.4 +/- 2.1 points, foretold +7.0, crossed gap_p99_s.
-Next: what was in force before is so again, and the next search knows of this loss."""
+Next: what was in force before is so again, and the next search knows of this loss; \
+in force is token budget 2048 tokens, chunk cap none."""
 
 BLIND = """\
 Seen: no requests of this window.
@@ -122,11 +124,6 @@ def test_knobs_in_words() -> None:
 
 
 def test_numbers_for_people() -> None:
-    assert [seconds(value) for value in (0.0123, 0.9999, 1.254, 90.0, 300.0)] == [
-        "12.3 ms",
-        "1 s",
-        "1.25 s",
-        "90 s",
-        "5 min",
-    ]
+    times = (0.0123, 0.9999, 1.254, 90.0, 300.0, 7200.0, 1e6)
+    assert [seconds(value) for value in times] == ["12.3 ms", "1 s", "1.25 s", "90 s", "5 min", "2 h", "12 d"]
     assert [share(value) for value in (0.0, 0.973, 0.9994, 1.0)] == ["0 %", "97.3 %", "99.94 %", "100 %"]

@@ -11,7 +11,7 @@ from tuner.cli.state_flags import add_state_flags, read_config, state_folder
 from tuner.cli.table import table
 from tuner.cli.values import parse_count
 from tuner.control.explain import knobs, points, share
-from tuner.control.outcome import CycleRecord
+from tuner.control.outcome import CycleRecord, Knobs
 from tuner.control.state import PushRow, StateFile
 
 SCHEMA = "rooftune.history"
@@ -77,9 +77,9 @@ def _cycle_row(run: Sequence[CycleRecord]) -> tuple[str, ...]:
     goodput = "" if seen is None or seen.goodput_rps is None else f"{seen.goodput_rps:.3g}"
     setting = ""
     if latest.pushed is not None:
-        setting = knobs(latest.pushed)
+        setting = _short(latest.pushed)
     elif latest.would_push is not None:
-        setting = f"would push {knobs(latest.would_push)}"
+        setting = f"would push {_short(latest.would_push)}"
     action = latest.action.value + (f" ({latest.verify.verdict})" if latest.verify is not None else "")
     return (number, _at(first.started_at_s), action, latest.reason.value, attainment, goodput, setting)
 
@@ -96,7 +96,7 @@ def _pushes(pushes: Sequence[PushRow]) -> list[str]:
             _points(push.observed_gain),
             "" if push.half_width is None else points(push.half_width)[1:],
             _verdict(push),
-            knobs(push.changes),
+            _short(push.changes),
         )
         for push in pushes
     ]
@@ -109,6 +109,10 @@ def _verdict(push: PushRow) -> str:
     if push.ended is None:
         return "never written down"
     return "" if push.ended in ("ok", "step_limited") else push.ended
+
+
+def _short(setting: Knobs) -> str:
+    return knobs(setting).replace("token budget", "budget").replace(" tokens", "")
 
 
 def _points(value: float | None) -> str:

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -96,7 +96,7 @@ class Config(Section):
             key = f"bounds.{name}"
             if name not in KNOB_NAMES:
                 raise wrong(name, "one of " + ", ".join(KNOB_NAMES), "correct the name of the knob", "bounds")
-            if name in get_args(SearchKnob) and name not in self.knobs:
+            if name not in self.knobs:
                 remedy = "add it to knobs, or drop its bounds"
                 raise wrong([low, high], f"for a knob that is searched ({', '.join(self.knobs)})", remedy, key)
             whole = isinstance(low, int) and isinstance(high, int)
@@ -107,7 +107,7 @@ class Config(Section):
                 raise wrong([low, high], f"[least, most] with {least} <= least <= most", "correct them", key)
 
     def knob_bounds(self) -> dict[str, tuple[float, float]]:
-        """Every knob that may be searched or is bounded, with its least and greatest value; +inf: no bound given."""
+        """Every knob that is searched, with its least and greatest value; +inf: no bound given."""
         open_bounds = {name: (1.0 if name in _AT_LEAST_ONE else 0.0, math.inf) for name in self.knobs}
         return open_bounds | {name: (float(low), float(high)) for name, (low, high) in self.bounds.items()}
 

@@ -32,8 +32,6 @@ def explain(record: CycleRecord) -> tuple[str, str, str, str, str]:
 
 def _seen(record: CycleRecord) -> str:
     parts = [_figures(record.observed)]
-    if record.in_force is not None:
-        parts.append(f"in force {knobs(record.in_force)}")
     if record.lost_steps or record.lost_requests:
         parts.append(f"{record.lost_steps} step and {record.lost_requests} request records were lost")
     if record.signals:
@@ -132,8 +130,9 @@ def _verdict(verify: VerifyPart | None) -> str:
 
 def _next(record: CycleRecord) -> str:
     left = record.lease_left_s
-    lease = f"; the lease has {seconds(left)} left" if isinstance(left, float) else ""
-    return f"Next: {NEXT[record.reason]}{lease}."
+    lease = f" with {seconds(left)} of the lease left" if isinstance(left, float) else ""
+    force = "" if record.in_force is None else f"; in force is {knobs(record.in_force)}{lease}"
+    return f"Next: {NEXT[record.reason]}{force}."
 
 
 # --- words that other pages use too ------------------------------------------------------------
@@ -166,7 +165,10 @@ def points(value: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A time as people write it: 12 ms, 1.25 s, 5.0 min."""
+    """A time as people write it: 12 ms, 1.25 s, 5 min, 3.2 h, 12 d."""
     if value < 0.9995:
         return f"{value * 1e3:.3g} ms"
-    return f"{value:.3g} s" if value < 120.0 else f"{value / 60.0:.3g} min"
+    for most_s, unit_s, unit in ((120.0, 1.0, "s"), (7200.0, 60.0, "min"), (172_800.0, 3600.0, "h")):
+        if value < most_s:
+            return f"{value / unit_s:.3g} {unit}"
+    return f"{value / 86_400.0:.0f} d"

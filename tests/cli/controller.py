@@ -1,0 +1,46 @@
+"""The controller's commands of this checkout in this process, and a state folder with something to look at."""
+
+import json
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+from policies.commands import COMMAND_GROUP
+from policies.guard import Action, Reason
+from tests.control.cycle_records import START_S, figures, hold, push, verify
+from tuner.cli.main import main
+from tuner.clock import ManualClock
+from tuner.control.state import StateFile
+
+NAMES = ("run", "status", "history", "explain", "pause", "resume", "revert")
+POINTS = {name: EntryPoint(name, f"tuner.cli.{name}:COMMAND", COMMAND_GROUP) for name in NAMES}
+
+
+def rooftune(*words: object) -> int:
+    """Exit code of ``rooftune WORDS``."""
+    return main([str(word) for word in words], POINTS)
+
+
+def filled(folder: Path) -> Path:
+    """Ten cycles: two pushes, one found better, one worse and taken back; the last push was never written down."""
+    with StateFile.own(folder, clock=ManualClock(wall_s=START_S + 30.0)) as state:
+        for number in range(1, 10):
+            assert state.next_number() == number
+        for record in (
+            hold(1),
+            hold(2),
+            hold(3),
+            push(4),
+            hold(5, Reason.VERIFYING),
+            hold(6, Reason.VERIFYING),
+            hold(7, Reason.DWELL, verify=verify(4), observed=figures(attainment=0.964)),
+            push(8, pushed={"chunk_cap_tokens": 0}, reason=Reason.OK),
+            hold(
+                9, Reason.VERDICT_WORSE, action=Action.REVERT,
+                verify=verify(8, verdict="worse", reason="loss_shown", observed_gain=-0.031, prediction_held=False),
+            ),
+        ):  # fmt: skip
+            if record.pushed is not None:
+                state.note_push(record.number, json.dumps(record.pushed))
+            state.put(record)
+        state.note_push(state.next_number(), '{"step_tokens": 256}')
+    return folder

@@ -1,0 +1,202 @@
+"""``rooftune pause``, ``resume``, ``revert``: with a controller, without one, over HTTP, straight at an engine."""
+
+import io
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from policies import wire
+from tests.cli.controller import rooftune
+from tests.control.cycle_records import push
+from tests.ports.samples import TAKEN, refusal
+from tests.ports.scripted import Script, Scripted, answer, message, scripted
+from tuner.clock import SystemClock
+from tuner.config import TokenFile
+from tuner.control import wishes
+from tuner.control.face import Face
+from tuner.control.face_log import EventLog
+from tuner.control.face_view import About
+from tuner.control.state import StateFile
+
+TOKEN = "t" * 20
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ROOFTUNE_STATE", "ROOFTUNE_ENGINE_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    path = tmp_path / "token"
+    path.write_text(TOKEN + "\n")
+    return path
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[StateFile]:
+    """A state folder that a controller holds: this process."""
+    with StateFile.own(tmp_path / "s") as state:
+        yield state
+
+
+def _folder(tmp_path: Path) -> wishes.Wishes:
+    with StateFile.visit(tmp_path / "s") as state:
+        return wishes.read(state)
+
+
+# --- the state folder -----------------------------------------------------------------------------
+
+
+def test_a_pause_without_a_controller_makes_the_next_one_begin_paused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rooftune("pause", "--state", tmp_path / "s", "--reason", "deploy") == 0
+    assert "no controller runs; the next one pushes nothing until" in capsys.readouterr().out
+    with StateFile.own(tmp_path / "s") as state:
+        asked = wishes.read(state).paused
+        assert asked is not None and asked.reason == "deploy" and asked.actor.startswith("operator/")
+    assert rooftune("resume", "--state", tmp_path / "s") == 0
+    assert _folder(tmp_path).paused is None
+
+
+def test_pause_and_resume_reach_the_controller_that_runs(
+    tmp_path: Path, running: StateFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rooftune("pause", "--state", tmp_path / "s") == 0
+    assert wishes.paused(running)
+    assert rooftune("resume", "--state", tmp_path / "s") == 0
+    assert not wishes.paused(running) and wishes.pending(running)[1] is not None
+    assert "pid" in capsys.readouterr().out
+
+
+def test_a_revert_waits_until_the_controller_has_done_it(
+    tmp_path: Path, running: StateFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def loop() -> None:
+        while (wish := wishes.pending(running)[0]) is None:
+            threading.Event().wait(0.02)
+        wishes.done(running, wish)
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    assert rooftune("revert", "--state", tmp_path / "s", "--wait", "30s") == 0
+    thread.join(10)
+    assert "reverted by the controller" in capsys.readouterr().out
+    assert wishes.blocked(running)
+
+
+def test_a_revert_that_nobody_does_says_so_and_names_the_way_without_a_controller(
+    tmp_path: Path, running: StateFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rooftune("revert", "--state", tmp_path / "s", "--wait", "50ms") == 3
+    assert "rooftune revert --engine URL" in capsys.readouterr().out
+    assert wishes.pending(running)[0] is not None  # it stays a wish
+    running.close()
+    assert rooftune("revert", "--state", tmp_path / "s") == 1
+    assert "no controller runs" in capsys.readouterr().out
+    assert _folder(tmp_path).blocked is not None
+
+
+# --- straight at the engine -----------------------------------------------------------------------
+
+
+def test_a_revert_at_the_engine_needs_no_controller_and_blocks(token: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with scripted(message(TAKEN)) as engine:
+        assert rooftune("revert", "--engine", engine.url, "--token-file", token, "--reason", "bad night") == 0
+        head, body = engine.asked[0]
+        assert head.startswith("DELETE /tuning/v1/lease ") and engine.header("Authorization") == f"Bearer {TOKEN}"
+        sent = wire.parse(wire.RevertRequest, body)
+        assert sent.block and sent.reason == "bad night" and sent.actor.startswith("operator/")
+    said = capsys.readouterr().out
+    assert "boot setting in force from step 7" in said and f"rooftune resume --engine {engine.url}" in said
+
+
+def test_a_resume_at_the_engine(
+    token: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROOFTUNE_ENGINE_TOKEN_FILE", str(token))
+    with scripted(message(TAKEN)) as engine:
+        assert rooftune("resume", "--engine", engine.url) == 0
+        assert engine.asked[0][0].startswith("POST /tuning/v1/resume ")
+        assert engine.header("Authorization") == f"Bearer {TOKEN}"
+    assert "pushes are allowed again" in capsys.readouterr().out
+
+
+def test_without_a_controller_a_configuration_is_enough(
+    tmp_path: Path, token: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with scripted(message(TAKEN)) as engine:
+        config = tmp_path / "c.yaml"
+        config.write_text(f"engine: {{url: '{engine.url}', token_file: token}}\nstate: s\n")
+        assert rooftune("revert", "--config", config) == 0
+        assert rooftune("resume", "--config", config) == 0
+        assert [head.split()[0] for head, _ in engine.asked] == ["DELETE", "POST"]
+    found = _folder(tmp_path)
+    assert found.blocked is None and found.revert is not None and found.resume is not None
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "said"),
+    [
+        (message(refusal("clock_unreadable"), 503), 1, "refused (clock_unreadable)"),
+        (answer(401, b"{}"), 3, "token"),
+        (answer(200, b"hello"), 3, "engine"),
+    ],
+)
+def test_an_engine_that_does_not_do_it(
+    script: Script, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with scripted(script) as engine:
+        assert rooftune("revert", "--engine", engine.url) == code
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1
+
+
+# --- over a controller's pages --------------------------------------------------------------------
+
+
+@pytest.fixture
+def face(running: StateFile, token: Path) -> Iterator[Face]:
+    about = About("chat-eu-1", "live", running.instance, 15.0)
+    made = Face(about, running, SystemClock(), EventLog(io.StringIO()), "127.0.0.1:0", TokenFile(token))
+    made.publish(push(3))
+    yield made
+    made.close()
+
+
+def test_all_of_it_over_http(running: StateFile, face: Face, token: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"http://127.0.0.1:{face.port}"
+    assert rooftune("pause", "--face", url, "--token-file", token, "--reason", "x") == 0
+    assert wishes.paused(running)
+    assert rooftune("resume", "--face", url, "--token-file", token) == 0
+    assert rooftune("revert", "--face", url, "--token-file", token) == 0
+    assert wishes.blocked(running)
+    capsys.readouterr()
+    assert rooftune("status", "--face", url) == 0
+    said = capsys.readouterr().out
+    assert "runs, reads its engine" in said and "knee" in said and "200 tokens (180 to 230)" in said
+    assert rooftune("status", "--face", url, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["last"]["number"] == 3
+
+
+def test_without_the_token_and_at_a_wrong_address(face: Face, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rooftune("pause", "--face", f"http://127.0.0.1:{face.port}") == 1
+    assert "answers 401" in capsys.readouterr().err
+    assert rooftune("pause", "--face", "http://127.0.0.1:9") == 3
+    assert rooftune("pause", "--face", "nothing") == 2
+    assert rooftune("pause", "--face", f"http://127.0.0.1:{face.port}", "--reason", "a\nb") == 2
+    assert rooftune("revert", "--face", "http://h:1", "--engine", "http://h:2") == 2
+    for line in capsys.readouterr().err.splitlines():
+        assert line.startswith("rooftune: ")
+
+
+def test_something_that_is_no_controller(capsys: pytest.CaptureFixture[str]) -> None:
+    server: Scripted
+    with scripted(answer(200, b"<html>")) as server:
+        assert rooftune("status", "--face", server.url) == 3
+    assert "is no controller's" in capsys.readouterr().err
