@@ -134,10 +134,12 @@ def test_without_a_controller_a_configuration_is_enough(
         config = tmp_path / "c.yaml"
         config.write_text(f"engine: {{url: '{engine.url}', token_file: token}}\nstate: s\n")
         assert rooftune("revert", "--config", config) == 0
+        with StateFile.visit(tmp_path / "s") as state:  # blocked, but there is nothing left to do at the engine
+            assert wishes.blocked(state) and wishes.pending(state) == (None, None)
         assert rooftune("resume", "--config", config) == 0
         assert [head.split()[0] for head, _ in engine.asked] == ["DELETE", "POST"]
-    found = _folder(tmp_path)
-    assert found.blocked is None and found.revert is not None and found.resume is not None
+    with StateFile.visit(tmp_path / "s") as state:
+        assert not wishes.blocked(state) and wishes.pending(state) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -24,13 +24,15 @@ def run(arguments: argparse.Namespace) -> int:
         print("asked; the controller resumes in its next cycle")
         return 0
     desk = Desk(arguments)
-    desk.write(wishes.resume, reason)
+    wish = desk.write(wishes.resume, reason)
     if desk.pid:
         print(f"resumed: the controller (pid {desk.pid}) may push again from its next cycle on")
     elif desk.config is not None:
         engine = desk.config.engine
         port = engine_port(engine.url, arguments.token_file or engine.token_file, engine.ca_file)
-        print(f"resumed: {resume_engine(port, reason)}")
+        done = resume_engine(port, reason)
+        desk.note_done(wish)
+        print(f"resumed: {done}")
     else:
         print("resumed: no controller runs; the next one begins without a pause and lifts the engine's block")
     return 0

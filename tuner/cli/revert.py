@@ -45,6 +45,7 @@ def _by_folder(desk: Desk, arguments: argparse.Namespace, reason: str, wait_s: f
     if desk.config is not None:
         engine = desk.config.engine
         done = revert_engine(engine_port(engine.url, arguments.token_file or engine.token_file, engine.ca_file), reason)
+        desk.note_done(wish)
         print(f"reverted: {done}; blocked until: rooftune resume --config {arguments.config}")
         return 0
     print(
