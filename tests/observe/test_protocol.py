@@ -246,6 +246,14 @@ def test_ends_of_the_step_before_do_not_count_for_the_newest() -> None:
     assert reading.in_system == 1 and reading.metrics_age_s == pytest.approx(2.0)
 
 
+def test_the_end_of_a_step_that_took_no_time_counts_for_it() -> None:
+    port = FakePort()
+    port.step(duration_s=0.0)
+    port.ended(finish_s=port.now_s)
+    port.now_s += 60.0
+    assert not reader(port).read().busy
+
+
 def test_a_step_that_hangs_ages_from_when_it_can_have_begun() -> None:
     port = FakePort()
     one = reader(port)
