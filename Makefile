@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine (Debian or Ubuntu with git, make and Python >= 3.11):
-#   make demo    a recommendation from generated traffic, in report/
+#   make demo    a model, mixed traffic and the controller that tunes it live, in report/
 #   make test    every test, each in the environment it needs
 
 SHELL := /bin/bash
@@ -15,25 +15,36 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 # On a machine without a GPU a CPU build of torch saves gigabytes:
 #   make test TORCH_FROM="--index-url https://download.pytorch.org/whl/cpu"
 TORCH_FROM ?=
+# The model of the demo; `make clean` takes it away with the rest of build/.
+DEMO_MODEL := build/smollm2-135m
 
 export OMP_NUM_THREADS ?= 1
 export ROOFTUNE_VLLM_ENV := $(VLLM_ENV)
 
-.PHONY: help demo test check bench setup dev-env engine-env vllm-env lint types fast-tests engine-tests vllm-tests \
+.PHONY: help demo recommend-demo test check bench setup dev-env engine-env vllm-env lint types fast-tests engine-tests vllm-tests \
 	short-benches clean clean-all
 
 help:
 	@sed -n 's/^#   //p' Makefile | head -2
-	@echo "also: check (under a minute), bench, engine-env, vllm-env, clean, clean-all (the environments too)"
+	@echo "also: recommend-demo (no engine, no torch), check (under a minute), bench, engine-env, vllm-env, clean, clean-all (the environments too)"
 
 # --- what people run ---------------------------------------------------------------------------
 
-demo: $(VENV)/.tuner
-	@mkdir -p build/demo
-	$(BIN)/rooftune generate --shape gamma --cv 3 --rate 5 --span 10m --mix chat --seed 1 --out build/demo/traffic.csv
-	$(BIN)/rooftune recommend --traffic build/demo/traffic.csv --step-model 8b-2tbs \
+demo: $(VENV)/.engine $(DEMO_MODEL)/config.json
+	$(BIN)/rooftune demo --model $(DEMO_MODEL) --out report
+
+recommend-demo: $(VENV)/.tuner
+	@mkdir -p build/recommend-demo
+	$(BIN)/rooftune generate --shape gamma --cv 3 --rate 5 --span 10m --mix chat --seed 1 \
+		--out build/recommend-demo/traffic.csv
+	$(BIN)/rooftune recommend --traffic build/recommend-demo/traffic.csv --step-model 8b-2tbs \
 		--ttft-p99 2s --gap-p99 30ms --out report/
 	@echo "open report/index.html"
+
+$(DEMO_MODEL)/config.json: $(VENV)/.engine
+	@rm -rf $(DEMO_MODEL)
+	@mkdir -p $(dir $(DEMO_MODEL))
+	$(BIN)/rooftune get-model smollm2-135m $(DEMO_MODEL)
 
 test:
 	@mkdir -p build

@@ -2,6 +2,7 @@
 
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from policies.errors import UnreachableError
 
@@ -84,21 +85,61 @@ class Children:
             child.stop()
 
     def start(self, name: str, words: Sequence[str], env: Mapping[str, str] | None = None) -> Child:
-        """``rooftune WORDS`` with this interpreter."""
-        self._logs.mkdir(parents=True, exist_ok=True)
+        """``rooftune WORDS`` with this interpreter, its output in files."""
         out, err = self._logs / f"{name}.out", self._logs / f"{name}.log"
-        with out.open("wb") as to_out, err.open("wb") as to_err:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tuner.cli.main", *words],
-                stdin=subprocess.DEVNULL,
-                stdout=to_out,
+        self._logs.mkdir(parents=True, exist_ok=True)
+        with out.open("wb") as to_out:
+            process = self._spawn(["-m", "tuner.cli.main", *words], subprocess.DEVNULL, to_out, err, env)
+        return self._keep(Child(name, process, out, err))
+
+    def talk(self, name: str, words: Sequence[str]) -> "Talker":
+        """``python WORDS``, line by line over its standard input and output."""
+        err = self._logs / f"{name}.log"
+        self._logs.mkdir(parents=True, exist_ok=True)
+        process = self._spawn(words, subprocess.PIPE, subprocess.PIPE, err, None)
+        return Talker(self._keep(Child(name, process, err, err)))
+
+    def _spawn(
+        self, words: Sequence[str], stdin: int, stdout: "int | BinaryIO", err: Path, env: Mapping[str, str] | None
+    ) -> "subprocess.Popen[bytes]":
+        with err.open("wb") as to_err:
+            return subprocess.Popen(
+                [sys.executable, *words],
+                stdin=stdin,
+                stdout=stdout,
                 stderr=to_err,
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
                 process_group=0,
             )
-        child = Child(name, process, out, err)
+
+    def _keep(self, child: Child) -> Child:
         self._started.append(child)
         return child
+
+
+@dataclass(frozen=True)
+class Talker:
+    """A process that is told what to do by line and answers by line."""
+
+    child: Child
+
+    def say(self, line: str) -> None:
+        assert self.child.process.stdin is not None
+        try:
+            self.child.process.stdin.write(line.encode() + b"\n")
+            self.child.process.stdin.flush()
+        except BrokenPipeError:
+            raise UnreachableError(f"{self.child.name} has ended: {self.child.last_words()}") from None
+
+    def hear(self, expected: str, wait_s: float) -> None:
+        """Raises UnreachableError when it says something else, ends or takes too long."""
+        out = self.child.process.stdout
+        assert out is not None
+        ready, _, _ = select.select([out], [], [], wait_s)  # it says one line at a time, so nothing is held back
+        said = out.readline().decode().strip() if ready else ""
+        if said != expected:
+            how = f"said {said!r}" if said else "has ended" if self.child.ended else f"is silent for {wait_s:g} s"
+            raise UnreachableError(f"{self.child.name} {how} instead of {expected!r}: {self.child.last_words()}")
 
 
 @dataclass(frozen=True)
@@ -152,3 +193,13 @@ def hangup_is_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def run_to_end(child: Child, wait_s: float) -> None:
+    """Wait for a command that ends by itself. Raises UnreachableError unless it ended well in time."""
+    try:
+        code = child.process.wait(wait_s)
+    except subprocess.TimeoutExpired:
+        raise UnreachableError(f"{child.name} has not ended after {wait_s:g} s: {child.last_words()}") from None
+    if code != 0:
+        raise UnreachableError(f"{child.name} ended with {code}: {child.last_words()}")

@@ -1,0 +1,129 @@
+"""What bench ``live-gain`` sends, when, under which setting, and how its figures are made. Pure.
+
+One list of requests is sent again and again, each time under one setting; between two rounds the queue runs empty. So
+every request of the list has been served under every setting, and settings are compared request by request.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.errors import RefusedError
+from tuner.observe.rows import BoolArray, FloatArray, RequestRows
+
+LONG_EVERY = 8
+DRAWS = 2000
+
+
+@dataclass(frozen=True)
+class Listed:
+    """The fixed list: arrivals in seconds from its start, tokens in, tokens out, shape (n,) each."""
+
+    arrival_s: FloatArray
+    prompt_tokens: FloatArray
+    output_tokens: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Tokens: bounds of short prompts, of long ones, of answers."""
+
+    short: tuple[int, int]
+    long: tuple[int, int]
+    answer: tuple[int, int]
+
+
+def listed(sizes: Sizes, rate_rps: float, span_s: float, seed: int) -> Listed:
+    """Poisson arrivals, every eighth prompt a long one."""
+    chance = random.Random(seed)
+    rows: list[tuple[float, int, int]] = []
+    at_s = 0.0
+    while (at_s := at_s + chance.expovariate(rate_rps)) < span_s or len(rows) < LONG_EVERY:
+        long = len(rows) % LONG_EVERY == LONG_EVERY - 1
+        rows.append((at_s, chance.randint(*(sizes.long if long else sizes.short)), chance.randint(*sizes.answer)))
+    columns = np.array(rows, dtype=np.float64)
+    return Listed(columns[:, 0], columns[:, 1], columns[:, 2])
+
+
+def at_once(requests: Listed) -> Listed:
+    """The same requests, all at the start."""
+    return Listed(np.zeros(len(requests)), requests.prompt_tokens, requests.output_tokens)
+
+
+def csv_of(requests: Listed) -> str:
+    """A traffic file."""
+    lines = ["arrival_s,prompt_tokens,output_tokens"]
+    for at_s, prompt, output in zip(requests.arrival_s, requests.prompt_tokens, requests.output_tokens, strict=True):
+        lines.append(f"{at_s:.4f},{prompt:.0f},{output:.0f}")
+    return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True)
+class Round:
+    """The list served once, in the order of the list; seconds, instants on the engine's clock, NaN: not finished."""
+
+    arrival_s: FloatArray
+    finish_s: FloatArray
+    ttft_s: FloatArray
+    longest_gap_s: FloatArray
+
+    def good(self, ttft_s: float, gap_s: float) -> BoolArray:
+        """Requests within both targets; one that did not finish is not."""
+        return (self.ttft_s <= ttft_s) & (self.longest_gap_s <= gap_s)
+
+
+def round_of(rows: RequestRows, requests: Listed) -> Round:
+    """The rows of one round in the order of the list: by their counts of tokens, and equal ones by arrival.
+
+    Raises RefusedError when a request of the list left no row.
+    """
+    order = np.argsort(rows.arrival_s, kind="stable").tolist()
+    picked = []
+    for at in np.argsort(requests.arrival_s, kind="stable").tolist():
+        shape = (requests.prompt_tokens[at], requests.output_tokens[at])
+        row = next((one for one in order if (rows.prompt_tokens[one], rows.output_tokens[one]) == shape), None)
+        if row is None:
+            raise RefusedError(f"request {at} of the list left no finished row at the engine")
+        order.remove(row)
+        picked.append((at, row))
+    index = np.array([row for _, row in sorted(picked)], dtype=np.int64)
+    gap_s = np.where(rows.gap_count == 0, 0.0, rows.longest_gap_s)
+    return Round(rows.arrival_s[index], rows.finish_s[index], rows.ttft_s[index], gap_s[index])
+
+
+def share_of_best(sweep: Sequence[Sequence[float]], tuned: float) -> float:
+    """Tuned attainment over that of the best setting of the sweep: sweep[repeat][setting].
+
+    With two repeats the best is chosen in one and valued in the other, both ways: the luckiest of many noisy numbers
+    is not the best setting's.
+    """
+    table = np.array(sweep, dtype=np.float64)
+    if len(table) == 1:
+        return tuned / max(float(table[0].max()), 1e-9)
+    values = [float(table[1 - pick, int(np.argmax(table[pick]))]) for pick in (0, 1)]
+    return tuned / max(float(np.mean(values)), 1e-9)
+
+
+def ratio_interval(tuned: FloatArray, default: FloatArray, seed: int = 0) -> tuple[float, float, float]:
+    """Ratio of two means over the same requests, and its 95 % interval: requests are drawn in pairs.
+
+    tuned, default: share of the rounds in which request i was good, shape (n,).
+    """
+    rng = np.random.default_rng(seed)
+    n = len(tuned)
+    picks = rng.integers(0, n, size=(DRAWS, n))
+    ratios = tuned[picks].sum(axis=1) / np.maximum(default[picks].sum(axis=1), 1e-9)
+    low, high = np.quantile(ratios, (0.025, 0.975))
+    return float(tuned.sum() / max(default.sum(), 1e-9)), float(low), float(high)
+
+
+def trial_cost(trial_rounds: Sequence[BoolArray], default: FloatArray, requests: int) -> float:
+    """Share of all requests that lost their targets in rounds with a trial, against the default's paired rounds, net
+    and at least 0: a trial that wins cost nothing."""
+    lost = sum(max(0.0, float(default.sum() - good.sum())) for good in trial_rounds)
+    return lost / requests if requests else 0.0
