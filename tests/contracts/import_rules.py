@@ -25,7 +25,7 @@ TUNER_LAYERS: tuple[tuple[str, ...], ...] = (
 
 # Library -> the only places (module, or package with everything below it) that may import it.
 FENCES: dict[str, tuple[str, ...]] = {
-    "optuna": ("tuner.search.study",),
+    "optuna": ("tuner.search.study", "tuner.search.archive"),
     "torch": ("engine.torch",),
     "transformers": ("engine.torch",),
     "vllm": ("engine.vllm",),

@@ -11,12 +11,14 @@ import resource
 import sys
 import threading
 import time
+import traceback
 from contextlib import suppress
 from typing import BinaryIO
 
 from policies.errors import RooftuneError
 from tuner.control.child_lines import (
     IDLE_EXIT,
+    LATE_EXIT,
     MAX_JOB_BYTES,
     OUT_OF_MEMORY_EXIT,
     Order,
@@ -26,12 +28,16 @@ from tuner.control.child_lines import (
 )
 
 _GONE_EXIT = 0
-_LATE_EXIT = 75
+_DEFECT_EXIT = 1
 _NONSENSE_EXIT = 76
 
 
+# How libraries say that memory ran out, where they do not raise MemoryError.
+_MEMORY_WORDS = ("allocate memory", "failed to map segment", "can't start new thread", "out of memory")
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Serve jobs until idle."""
+    """Serve jobs until idle; the exit code of the process."""
     args = _parser().parse_args(argv)
     _limit(args.memory_bytes, args.nice, args.cpus)
     # Whatever a library prints goes to standard error: standard output carries replies alone.
@@ -39,8 +45,18 @@ def main(argv: list[str] | None = None) -> int:
     os.dup2(2, 1)
     try:
         return _serve(sys.stdin.buffer, out, args.idle_exit_s)
-    except MemoryError:
-        return OUT_OF_MEMORY_EXIT
+    except Exception as error:  # noqa: BLE001  # the border of the process: the controller hears a code and last words
+        traceback.print_exc()
+        return OUT_OF_MEMORY_EXIT if _memory_ran_out(error) else _DEFECT_EXIT
+
+
+def _memory_ran_out(error: BaseException | None) -> bool:
+    while error is not None:
+        # SystemError: the interpreter itself, where it did not expect an allocation to fail.
+        if isinstance(error, MemoryError | SystemError) or any(word in str(error).lower() for word in _MEMORY_WORDS):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,7 +88,7 @@ def _serve(source: BinaryIO, out: BinaryIO, idle_exit_s: float) -> int:
             order = orders.get(timeout=idle_exit_s)
         except queue.Empty:
             return IDLE_EXIT
-        late = threading.Timer(order.limit_s, os._exit, (_LATE_EXIT,))
+        late = threading.Timer(order.limit_s, os._exit, (LATE_EXIT,))
         late.daemon = True
         late.start()
         _work(order, out)
@@ -117,4 +133,6 @@ def _say(out: BinaryIO, reply: Reply) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # the thread at standard input sits in a read, and an orderly end would wait for it

@@ -11,6 +11,7 @@ from tuner.record import Count, Part, Words
 MAX_JOB_BYTES: Final = 64_000_000
 MAX_REPLY_BYTES: Final = 4_000_000
 OUT_OF_MEMORY_EXIT: Final = 77  # the child's exit code when a limit of memory ended it
+LATE_EXIT: Final = 75  # when it gave up by itself, after Order.limit_s
 IDLE_EXIT: Final = 0
 
 Line = TypeVar("Line", bound=Part)

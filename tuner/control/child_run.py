@@ -1,6 +1,7 @@
 """One job in the child: judge the twin on the window, and search on it when it may be believed."""
 
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from tuner.control.child_window import (
 )
 from tuner.control.job import Answer, Job
 from tuner.control.outcome import Knobs, ProposalPart, TwinPart
+from tuner.search.archive import Archive, TwinResult
 from tuner.search.evaluation import Role
 from tuner.search.lessons import LiveResult
 from tuner.search.live import LiveProposal, Question, research
@@ -26,6 +28,7 @@ from tuner.sim.twin import simulate
 
 Tell = Callable[[str, int, int], None]
 
+WARM = 4  # settings of earlier searches that this one begins with
 JUDGE_SEEDS = 3  # replays of the window that the twin is judged by, where steps are noisy
 
 
@@ -46,6 +49,7 @@ def run_job(job: Job, tell: Tell, took_s: Callable[[], float]) -> Answer:
     now = figures_of(replays[0], judge(replays[0], current, slo, Role.CURRENT), span_s)
     if twin.verdict == "not_good":
         return Answer(twin=twin, proposal=None, predicted_now=now, predicted_proposed=None, took_s=took_s())
+    archive = None if job.storage is None else _archive(job.storage, job.study)
     question = Question(
         traffic=traffic,
         engine=engine,
@@ -59,8 +63,13 @@ def run_job(job: Job, tell: Tell, took_s: Callable[[], float]) -> Answer:
         noise=noise,
         live=[_live(trial.setting, trial.attainment, trial.requests, trial.twin_attainment) for trial in job.live],
         now_error=_now_error(twin) if current == base else 0.0,
+        warm=[] if archive is None else archive.remembered(WARM),
     )
     found = research(question, tell)
+    if archive is not None:
+        tell("keep", 0, 1)
+        end = TwinResult(found.best.setting, found.best.attainment, len(traffic))
+        archive.keep(frozenset(job.bounds), end, question.live)
     return Answer(
         twin=twin,
         proposal=_proposal(found),
@@ -68,6 +77,12 @@ def run_job(job: Job, tell: Tell, took_s: Callable[[], float]) -> Answer:
         predicted_proposed=figures_of(found.best_result, found.best, span_s),
         took_s=took_s(),
     )
+
+
+@cache
+def _archive(storage: str, study: str) -> Archive:
+    """One connection for all jobs of this child."""
+    return Archive(storage, study)
 
 
 def _live(knobs: Knobs, attainment: float, requests: int, twin_attainment: float | None) -> LiveResult:
@@ -91,4 +106,9 @@ def _proposal(found: LiveProposal) -> ProposalPart:
         binding=None if target is None else f"{target.metric} p{target.quantile * 100:g} {target.bound_s:g} s",
         trials=found.trials,
         simulated_steps=found.simulated_steps,
+        live_trials=found.live_trials,
+        random_trials=found.random_trials,
+        random_steps=found.random_steps,
+        random_attainment=None if found.random_best is None else found.random_best.attainment,
+        equal_attainment=None if found.equal_best is None else found.equal_best.attainment,
     )

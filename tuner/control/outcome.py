@@ -99,7 +99,13 @@ class TwinPart(Part):
 
 
 class ProposalPart(Part):
-    """What the search found for this window. gain: attainment proposed minus in force, both on the twin."""
+    """What the search found for this window. gain: attainment proposed minus in force, both on the twin.
+
+    Near settings that ran live, the twin's shares carry the correction of docs/decisions/016-live-trials.md. Without
+    targets gain and noise are relative, in tokens per second. trials, simulated_steps: of the Optuna search alone.
+    live_trials: those that stood beside them in the same study. random_attainment: the best that random search found
+    with random_steps; equal_attainment: the best that Optuna had found with as many; null when nothing was searched.
+    """
 
     setting: Knobs
     verdict: Literal["change", "keep", "infeasible"]
@@ -110,6 +116,11 @@ class ProposalPart(Part):
     binding: Words | None  # the target that limits, in words
     trials: Count
     simulated_steps: Count
+    live_trials: Count = 0
+    random_trials: Count = 0
+    random_steps: Count = 0
+    random_attainment: Share | None = None
+    equal_attainment: Share | None = None
 
 
 class VerifyPart(Part):

@@ -16,6 +16,7 @@ from policies.errors import bad_value
 from tuner.clock import Clock, SystemClock
 from tuner.control.child_lines import (
     IDLE_EXIT,
+    LATE_EXIT,
     MAX_JOB_BYTES,
     MAX_REPLY_BYTES,
     OUT_OF_MEMORY_EXIT,
@@ -29,6 +30,8 @@ from tuner.control.job import Answer, Job, WorkerError, WorkerFault
 MODULE = "tuner.control.child"
 # After the limit that the child keeps by itself, the parent waits this much longer before it ends it.
 GRACE_S = 5.0
+# What C++ libraries say when they end the process by themselves.
+_MEMORY_WORDS = ("MemoryError", "out of memory", "bad_alloc", "Cannot allocate memory")
 _LAST_WORDS = 20  # lines of standard error that are kept
 _MOST_REPLIES = 10_000  # waiting to be read; a child that says more talks nonsense
 
@@ -98,7 +101,7 @@ class _Child:
     def settled_exit_code(self) -> int | None:
         """The exit code of a child whose pipe has closed, which comes a moment later; None: it lives on, mute."""
         with suppress(subprocess.TimeoutExpired):
-            return self._process.wait(timeout=1.0)
+            return self._process.wait(timeout=2.0)
         return None
 
     def last_words(self) -> str:
@@ -201,10 +204,7 @@ class ChildSearcher:
                 self._order = None
                 return found
         if self._clock.now_s() - self._asked_at_s > self._limits.timeout_s + GRACE_S:
-            raise self._failed(
-                WorkerFault.TIMED_OUT,
-                f"no answer within {self._limits.timeout_s:g} s; raise the limit or shorten window and trials",
-            )
+            raise self._late()
         return None
 
     def close(self) -> None:
@@ -248,8 +248,10 @@ class ChildSearcher:
             self._send(encoded(order))
             self._again = True
             return
+        if code == LATE_EXIT:
+            raise self._late()
         words = child.last_words()
-        if code == OUT_OF_MEMORY_EXIT or "MemoryError" in words or "out of memory" in words.lower():
+        if code == OUT_OF_MEMORY_EXIT or any(word in words for word in _MEMORY_WORDS):
             bound = f"{self._limits.memory_bytes >> 20} MiB"
             raise self._failed(
                 WorkerFault.OUT_OF_MEMORY,
@@ -258,6 +260,12 @@ class ChildSearcher:
         how = "closed its pipe" if code is None else f"ended with code {code}"
         how = f"was ended by signal {-code}" if code is not None and code < 0 else how
         raise self._failed(WorkerFault.DIED, f"the child {how}" + (f": {words}" if words else ""))
+
+    def _late(self) -> WorkerError:
+        bound = f"{self._limits.timeout_s:g} s"
+        return self._failed(
+            WorkerFault.TIMED_OUT, f"no answer within {bound}; raise the limit or shorten window and trials"
+        )
 
     def _failed(self, fault: WorkerFault, message: str) -> WorkerError:
         self._order = None

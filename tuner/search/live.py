@@ -101,9 +101,13 @@ class LiveProposal:
     now_result: RunResult
     best_result: RunResult
 
+    batch: bool = False
+
     @property
     def gain(self) -> float:
-        """Share of good requests, best minus now."""
+        """Share of good requests, best minus now; without targets the relative gain in tokens per second."""
+        if self.batch:
+            return self.best.tokens_per_s / max(self.now.tokens_per_s, 1e-9) - 1.0
         return self.best.attainment - self.now.attainment
 
 
@@ -144,6 +148,7 @@ def research(question: Question, tell: Tell = lambda stage, done, total: None) -
     Raises InputError when ``base`` is outside the boot envelope or no request fits the KV pool.
     """
     q = question
+    batch = q.slo.objective == "tokens_per_s"
     formula = priced(q.model).formula
     knobs = frozenset(q.bounds) & EVERYTHING
     space = search_space(q.engine, q.base, q.slo, formula, knobs=knobs, bounds=q.bounds)
@@ -182,7 +187,7 @@ def research(question: Question, tell: Tell = lambda stage, done, total: None) -
         verdict=what,
         now=now,
         best=best,
-        noise=uncertainty,
+        noise=BATCH_SHARE if batch else uncertainty,
         binding=binding(best.margins),
         trials=len(looks),
         simulated_steps=track.paid_steps - paid,
@@ -194,6 +199,7 @@ def research(question: Question, tell: Tell = lambda stage, done, total: None) -
         leaders=tuple(tried),
         now_result=now_result,
         best_result=best_result,
+        batch=batch,
     )
 
 

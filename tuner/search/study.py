@@ -143,8 +143,8 @@ class SettingStudy:
         self._trials: dict[int, optuna.Trial] = {}
         self._shared = name is not None
         chosen = _sampler(sampler, seed)
-        held = None if storage is None else _open(storage)
-        self._study = _again(
+        held = None if storage is None else open_storage(storage)
+        self._study = again(
             partial(
                 optuna.create_study,
                 direction="maximize",
@@ -163,11 +163,11 @@ class SettingStudy:
         """Try this setting before the sampler has its say (a warm start)."""
         recorded = Recorded(self.space.params(setting))
         self.space.draw(recorded)
-        _again(lambda: self._study.enqueue_trial(recorded.asked, skip_if_exists=True))
+        again(lambda: self._study.enqueue_trial(recorded.asked, skip_if_exists=True))
 
     def ask(self) -> Ticket:
         """The next setting to try."""
-        return _again(self._ask)
+        return again(self._ask)
 
     def _ask(self) -> Ticket:
         trial = self._study.ask()
@@ -192,7 +192,7 @@ class SettingStudy:
             user_attrs={"live": True, "requests": requests},
             constraints=dict(constraints),
         )
-        _again(partial(self._study.add_trial, trial))
+        again(partial(self._study.add_trial, trial))
 
     def tell(
         self, ticket: Ticket, evaluation: Evaluation, value: float, more: Mapping[str, float] | None = None
@@ -218,7 +218,7 @@ class SettingStudy:
 
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The constraint value is ignored")  # a second try
-            _again(book)
+            again(book)
 
     def counts(self) -> StudyCounts:
         """How many trials the study holds, by state."""
@@ -253,12 +253,12 @@ class SettingStudy:
             begun = trial.datetime_start
             if trial.state is TrialState.RUNNING and trial.number not in self._trials:
                 if begun is not None and begun < begun_before:
-                    _again(partial(self._study.tell, trial.number, state=TrialState.FAIL, skip_if_finished=True))
+                    again(partial(self._study.tell, trial.number, state=TrialState.FAIL, skip_if_finished=True))
                     failed += 1
         return failed
 
     def _all(self) -> list[optuna.trial.FrozenTrial]:
-        return _again(lambda: self._study.get_trials(deepcopy=False))
+        return again(lambda: self._study.get_trials(deepcopy=False))
 
 
 def _choices(space: SearchSpace) -> str:
@@ -287,21 +287,24 @@ class _Options:
         return options[self.turn % len(options)]
 
 
-def _open(url: str) -> BaseStorage:
+def open_storage(url: str, *, lock_wait_s: float = LOCK_WAIT_S, tries: int = TRIES) -> BaseStorage:
     """A database that waits for locks and survives a lost connection; several workers may make its tables at once."""
     more: dict[str, Any] = {"pool_pre_ping": True}
     if url.startswith("sqlite"):
-        more["connect_args"] = {"timeout": LOCK_WAIT_S}
-    return _again(lambda: RDBStorage(url, engine_kwargs=more))
+        more["connect_args"] = {"timeout": lock_wait_s}
+    return again(lambda: RDBStorage(url, engine_kwargs=more), tries)
 
 
-def _again(call: Callable[[], T]) -> T:
-    """Ask a database again when it said no: a lock, tables that another worker is making, a lost connection."""
-    for tried in range(1, TRIES + 1):
+def again(call: Callable[[], T], tries: int = TRIES) -> T:
+    """Ask a database again when it said no: a lock, tables that another worker is making, a lost connection.
+
+    Raises UnreachableError when it said no so often.
+    """
+    for tried in range(1, tries + 1):
         try:
             return call()
         except (StorageInternalError, SQLAlchemyError) as error:
-            if tried == TRIES:
+            if tried == tries:
                 cause = error.__cause__ or error
                 reason = " ".join(str(getattr(cause, "orig", None) or type(cause).__name__).split())
                 raise UnreachableError(f"the database of the trials does not answer: {reason}; check it") from None

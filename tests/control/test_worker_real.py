@@ -1,0 +1,122 @@
+"""The real child process with the twin and Optuna in it: jobs, deaths, limits, orphans. Compiles the twin once."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.control.jobs import InlineSearcher, job, mix
+from tests.control.test_worker import gone, wait
+from tuner.control.job import WorkerError, WorkerFault
+from tuner.control.worker import ChildSearcher, Limits
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def searcher() -> Iterator[ChildSearcher]:
+    made = ChildSearcher(Limits(timeout_s=300.0))
+    yield made
+    made.close()
+
+
+def test_the_child_answers_as_the_same_code_does_in_this_process(searcher: ChildSearcher) -> None:
+    asked = job()
+    assert searcher.ask(asked)
+    found = wait(searcher, 300.0)
+    inline = InlineSearcher()
+    inline.ask(asked)
+    here = inline.answer()
+    assert here is not None and found.model_copy(update={"took_s": 0.0}) == here
+    assert found.proposal is not None and found.proposal.verdict == "change"
+    assert found.twin.verdict == "good" and found.took_s > 0.0
+    first = searcher.child_pid
+    searcher.ask(asked)
+    assert wait(searcher, 300.0).proposal == found.proposal and searcher.child_pid == first
+
+
+def test_it_runs_niced_on_its_cores_with_its_memory_limited(searcher: ChildSearcher) -> None:
+    searcher.ask(job(trials=5))
+    wait(searcher, 300.0)
+    pid = searcher.child_pid
+    assert pid is not None
+    assert os.getpriority(os.PRIO_PROCESS, pid) >= 10
+    assert len(os.sched_getaffinity(pid)) <= Limits().cpus
+    limits = Path(f"/proc/{pid}/limits").read_text()
+    line = next(line for line in limits.splitlines() if line.startswith("Max data size"))
+    assert line.split()[3] == str(Limits().memory_bytes)
+
+
+def test_killed_in_the_middle_of_a_job_it_has_died_and_the_next_job_is_answered(searcher: ChildSearcher) -> None:
+    searcher.ask(job(mix(span_s=300.0), trials=1000))
+    while searcher.stage != "search":
+        assert searcher.answer() is None
+        time.sleep(0.01)
+    assert searcher.child_pid is not None
+    os.kill(searcher.child_pid, signal.SIGKILL)
+    with pytest.raises(WorkerError, match="signal 9") as caught:
+        wait(searcher)
+    assert caught.value.fault is WorkerFault.DIED
+    searcher.ask(job(trials=5))
+    assert wait(searcher, 300.0).proposal is not None
+
+
+@pytest.mark.parametrize("mib", [24, 90, 130])
+def test_with_too_little_memory_it_says_so(mib: int) -> None:
+    searcher = ChildSearcher(Limits(memory_bytes=mib << 20, timeout_s=300.0))
+    searcher.ask(job())
+    with pytest.raises(WorkerError) as caught:
+        wait(searcher, 300.0)
+    assert caught.value.fault is WorkerFault.OUT_OF_MEMORY
+    searcher.close()
+
+
+def test_it_gives_up_by_itself_when_nobody_looks() -> None:
+    searcher = ChildSearcher(Limits(timeout_s=0.05))
+    searcher.ask(job())
+    pid = searcher.child_pid
+    assert pid is not None and gone(pid)  # without a single poll
+    with pytest.raises(WorkerError) as caught:
+        wait(searcher)
+    assert caught.value.fault is WorkerFault.TIMED_OUT
+
+
+_PARENT = """
+import sys, time
+from tests.control.jobs import job, mix
+from tuner.control.worker import ChildSearcher
+searcher = ChildSearcher()
+searcher.ask(job(mix(span_s=300.0), trials=1000))
+while searcher.stage != "search":
+    searcher.answer()
+    time.sleep(0.01)
+print(searcher.child_pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_controller_killed_in_the_middle_of_a_job_leaves_no_orphan() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", _PARENT], stdout=subprocess.PIPE, cwd=ROOT)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.send_signal(signal.SIGKILL)
+    parent.wait(timeout=60)
+    assert gone(child)
+
+
+def test_what_cannot_be_used_is_refused_in_words(searcher: ChildSearcher) -> None:
+    broken = json.loads(job().model_dump_json())
+    broken["model"].pop("sharpness")
+    searcher.ask(job().model_validate_json(json.dumps(broken)))
+    with pytest.raises(WorkerError, match="sharpness") as caught:
+        wait(searcher, 300.0)
+    assert caught.value.fault is WorkerFault.REFUSED
+    assert searcher.child_pid is not None
