@@ -9,13 +9,14 @@ from engine.interface import FinishReason, GenerationRequest, RequestRecord, Sin
 class Flight:
     """Mutable, owned by the loop's thread. Instants in seconds on the engine's clock; None: not reached.
 
-    token_ids: prompt and everything produced. digests: content of the prompt's whole blocks; named: leading blocks
-    whose content the scheduler knows; digest: content up to the last of these.
+    token_ids: prompt and everything produced, at most most_tokens. digests: content of the prompt's whole blocks;
+    named: leading blocks whose content the scheduler knows; digest: content up to the last of these.
     """
 
     __slots__ = (
         "arrival_s", "cached", "digest", "digests", "finished", "first_s", "gap_count", "last_s", "longest_gap_s",
-        "named", "over", "prompt_tokens", "request", "request_id", "scheduled_s", "sink", "slot", "stops", "token_ids",
+        "most_tokens", "named", "over", "prompt_tokens", "request", "request_id", "scheduled_s", "sink",
+        "slot", "stops", "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -36,6 +37,7 @@ class Flight:
         self.digests = digests
         self.token_ids = list(request.prompt_token_ids)
         self.prompt_tokens = len(self.token_ids)
+        self.most_tokens = self.prompt_tokens + request.max_tokens
         self.slot = -1
         self.named = 0
         self.digest = b""
@@ -54,10 +56,11 @@ class Flight:
 
     def take(self, token_id: int, now_s: float, gap_bounds_s: Sequence[float]) -> float | None:
         """A token came out of the step that ended at ``now_s``; returns the gap before it, None for the first."""
-        self.token_ids.append(token_id)
+        token_ids = self.token_ids
+        token_ids.append(token_id)
         if token_id in self.stops:
             self.finished = FinishReason.STOP
-        elif self.output_tokens >= self.request.max_tokens:
+        elif len(token_ids) >= self.most_tokens:
             self.finished = FinishReason.LENGTH
         if self.first_s is None:
             self.first_s = self.last_s = now_s

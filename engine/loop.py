@@ -121,40 +121,45 @@ class EngineLoop:
 
     def _batch(self, planned: int, now_s: float) -> tuple[StepBatch, list[Flight], StepFigures]:
         """The planned step for the runner, whose tokens it samples, and its figures."""
-        state, rows, plan, flights = self._state, self._rows, self._plan, self._flights
+        table, rows, flights = self._state.table, self._rows, self._flights
         segments, sampled, figures = [], [], StepFigures()
-        for index in range(planned):
-            slot, taken = plan[index]
+        decodes = decode_context = 0
+        for slot, taken in self._plan[:planned]:
             row, flight = rows[slot], flights[slot]
             assert flight is not None
             end = row[r.COMPUTED]
             begin = end - taken
             complete = end == row[r.KNOWN]
             at = row[r.TABLE_AT]
-            blocks = state.table[at : at + row[r.HELD]]
+            blocks = table[at : at + row[r.HELD]]
             segments.append(Segment(flight.token_ids[begin:end], begin, blocks, complete, flight.request.sampling))
-            figures.add(taken, begin, flight.prompt_tokens)
+            if taken == 1 and begin >= flight.prompt_tokens:
+                decodes += 1
+                decode_context += begin
+            else:
+                figures.add_prefill(taken, begin)
             if complete:
                 sampled.append(flight)
             if flight.scheduled_s is None:
                 flight.scheduled_s = now_s
                 flight.cached = row[r.HIT]
-        figures.see(state)
+        figures.decodes, figures.decode_context = decodes, decode_context
+        figures.see(self._state)
         return StepBatch(tuple(segments)), sampled, figures
 
     def _book(self, sampled: list[Flight], token_ids: list[int], now_s: float, events: Events) -> list[float]:
         """The new tokens to their flights; returns the gaps that they closed."""
         gaps_s = []
-        size = self._boot.block_tokens
+        size, bounds_s, caching = self._boot.block_tokens, self._options.gap_bounds_s, self._options.prefix_caching
         for flight, token_id in zip(sampled, token_ids, strict=True):
-            gap_s = flight.take(token_id, now_s, self._options.gap_bounds_s)
+            gap_s = flight.take(token_id, now_s, bounds_s)
             if gap_s is not None:
                 gaps_s.append(gap_s)
             elif self.observer is not None:
                 self.observer.on_first_token(*flight.first_token())
             if flight.finished is None:
                 events.append((flight.sink, TokenEvent(flight.request_id, (token_id,), None, flight.cached)))
-                if self._options.prefix_caching and len(flight.token_ids) % size == 0:
+                if caching and len(flight.token_ids) % size == 0:
                     self._name_block(flight, chain_digests(flight.token_ids[-size:], size, flight.digest)[0])
             elif flight.finished is FinishReason.STOP:
                 # For the scheduler a request ends when it has produced OUTPUT tokens: these were all.

@@ -5,7 +5,7 @@ No torch here: the fake runner and the loop use these types as well.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -42,15 +42,14 @@ class Sampling:
 GREEDY = Sampling()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Segment:
-    """The part of one request that one step computes.
+class Segment(NamedTuple):
+    """The part of one request that one step computes. (A tuple: one is made for every request of every step.)
 
     token_ids: the tokens to compute, at least one. start: their first position, equal to the tokens of
     this request whose KV entries exist already. block_table: KV blocks of the request from position 0
     on, long enough for ``start + len(token_ids)`` positions; it may be a view of the scheduler's table
     that stays as it is until the step has run. sample: whether the last token of the segment yields the
-    request's next token (the prompt is complete). Raises ValueError: a bad segment is a defect of the loop.
+    request's next token (the prompt is complete). A runner raises ValueError for one that breaks these bounds.
     """
 
     token_ids: Sequence[int] | IntArray
@@ -58,10 +57,6 @@ class Segment:
     block_table: Sequence[int] | IntArray
     sample: bool
     sampling: Sampling = GREEDY
-
-    def __post_init__(self) -> None:
-        if len(self.token_ids) == 0 or self.start < 0:
-            raise ValueError(f"segment of {len(self.token_ids)} tokens at {self.start}: needs at least 1 token at >= 0")
 
     @property
     def end(self) -> int:

@@ -162,6 +162,13 @@ def _boot(book: LeaseBook, blocked: bool) -> LeaseBook:
     return replace(book, revision=book.revision + 1, setting=book.boot, lease=None, blocked=blocked, step_model=None)
 
 
+def _seen(book: LeaseBook, seen_s: float) -> LeaseBook:
+    """The book at another time. Nothing that was checked has changed, and every step under a lease comes here."""
+    later = object.__new__(LeaseBook)
+    later.__dict__.update(book.__dict__, seen_s=seen_s)
+    return later
+
+
 def _settle(book: LeaseBook, now_s: float) -> tuple[LeaseBook, float, LeaseReason | None]:
     """The book at ``now_s``, the time that counts, and why a lease ended (None: none did)."""
     if not math.isfinite(now_s):
@@ -173,7 +180,7 @@ def _settle(book: LeaseBook, now_s: float) -> tuple[LeaseBook, float, LeaseReaso
         counts_s = max(now_s, book.seen_s)
         ended = LeaseReason.EXPIRED if book.lease is not None and book.lease.expired(counts_s) else None
     if counts_s != book.seen_s:
-        book = replace(book, seen_s=counts_s)
+        book = _seen(book, counts_s)
     if ended is None or book.lease is None:
         return book, counts_s, None
     return _boot(book, book.blocked), counts_s, ended

@@ -5,6 +5,7 @@ depends on the window is made at its first use and kept for the layers that foll
 """
 
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -71,42 +72,49 @@ class StepGeometry:
     """Index tensors of one step on the store's device.
 
     token_ids, positions: (1, tokens). slots: (tokens,), where the new KV entries go. last_rows: rows whose
-    logits are wanted. Raises ValueError when a block table is too short or names a block that is not there:
-    a defect of the loop that would otherwise overwrite another request's entries.
+    logits are wanted. unwritten: in every block that this step begins, the slots behind its last new token: the first
+    and how many. Raises ValueError when a block table is too short or names a block that is not there: a defect of
+    the loop that would otherwise overwrite another request's entries.
+
+    Everything is counted for all segments at once: a step of a small model leaves no time for a loop over requests.
     """
 
     def __init__(self, step: StepBatch, store: KvStore, masks: CausalMasks) -> None:
         self.store = store
         self.masks = masks
         size = store.block_tokens
-        tokens = step.computed_tokens
-        token_ids = np.empty(tokens, dtype=np.int64)
-        positions = np.empty(tokens, dtype=np.int64)
-        slots = np.empty(tokens, dtype=np.int64)
-        self._spans: list[tuple[int, Segment, IntArray]] = []
-        last_rows = []
-        row = 0
-        for segment in step.segments:
-            table = _checked_table(segment, store)
-            after = row + len(segment.token_ids)
-            token_ids[row:after] = segment.token_ids
-            if after - row == 1:
-                positions[row] = segment.start
-                slots[row] = table[segment.start // size] * size + segment.start % size
-            else:
-                here = np.arange(segment.start, segment.end)
-                positions[row:after] = here
-                slots[row:after] = table[here // size] * size + here % size
-            if segment.sample:
-                last_rows.append(after - 1)
-            self._spans.append((row, segment, table))
-            row = after
-        self.token_ids = self._tensor(token_ids).unsqueeze(0)
-        self.positions = self._tensor(positions).unsqueeze(0)
-        self.slots = self._tensor(slots)
-        self.last_rows = self._tensor(np.array(last_rows, dtype=np.int64))
+        segments = step.segments
+        lengths_of = [len(segment.token_ids) for segment in segments]
+        self._lengths = lengths = np.array(lengths_of)
+        self._starts = starts = np.array([segment.start for segment in segments])
+        ends = starts + lengths
+        self._held = held = (ends + (size - 1)) // size
+        self._blocks = blocks = _checked_blocks(segments, lengths, starts, held, store)
+        self._blocks_at = blocks_at = held.cumsum() - held
+        self._rows_at = rows_at = lengths.cumsum() - lengths
+        tokens = sum(lengths_of)
+        packed = np.empty((3, tokens), dtype=np.int64)
+        packed[0] = np.fromiter(chain.from_iterable([segment.token_ids for segment in segments]), np.int64, tokens)
+        if tokens == len(segments):
+            positions, begins = starts, blocks_at
+        else:
+            positions = np.arange(tokens) + (starts - rows_at).repeat(lengths)
+            begins = blocks_at.repeat(lengths)
+        packed[1] = positions
+        block = positions // size
+        packed[2] = blocks[begins + block] * size + (positions - block * size)
+        on_device = self._tensor(packed)  # one transfer for all three
+        self.token_ids, self.positions, self.slots = on_device[0:1], on_device[1:2], on_device[2]
+        wanted = [segment.sample for segment in segments]
+        self.last_rows = self._tensor((rows_at + lengths - 1)[wanted])
+        self.unwritten = self._unwritten(ends)
         self._reads: dict[int, Reads] = {}
         self._ragged: Ragged | None = None
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Windows that were asked for; empty where the kernel for ragged steps did it."""
+        return tuple(self._reads)
 
     def reads(self, window: int) -> Reads:
         """Groups and chunks for layers that see the last ``window`` positions (0: all of them)."""
@@ -120,81 +128,112 @@ class StepGeometry:
             self._ragged = self._make_ragged()
         return self._ragged
 
+    def _unwritten(self, ends: IntArray) -> list[tuple[int, int]]:
+        size = self.store.block_tokens
+        filled = ends % size
+        begun = ((filled > 0) & (self._starts <= (self._held - 1) * size)).nonzero()[0]
+        last = self._blocks[self._blocks_at[begun] + self._held[begun] - 1]
+        return [(block * size + at, size - at) for block, at in zip(last.tolist(), filled[begun].tolist(), strict=True)]
+
     def _make_reads(self, window: int) -> Reads:
         size = self.store.block_tokens
-        singles: list[tuple[int, int, int, IntArray]] = []  # blocks to read, row, position, those blocks
-        chunks = []
-        for row, segment, table in self._spans:
-            first_block = max(0, segment.start - window + 1) // size if window else 0
-            blocks = table[first_block : -(-segment.end // size)]
-            if len(segment.token_ids) == 1:
-                singles.append((len(blocks), row, segment.start, blocks))
-            else:
-                chunk = Chunk(row, len(segment.token_ids), segment.start, first_block * size, self._tensor(blocks))
-                chunks.append(chunk)
-        singles.sort(key=lambda single: (single[0], single[1]))
-        rows = self._tensor(np.array([single[1] for single in singles], dtype=np.int64))
-        return Reads(rows, tuple(self._group(members, window) for members in self._similar(singles)), tuple(chunks))
+        first = np.maximum(self._starts - window + 1, 0) // size if window else 0 * self._starts
+        held = self._held - first
+        at = self._blocks_at + first
+        chunks = [
+            Chunk(
+                int(self._rows_at[index]),
+                int(self._lengths[index]),
+                int(self._starts[index]),
+                int(first[index]) * size,
+                self._tensor(self._blocks[at[index] : at[index] + held[index]]),
+            )
+            for index in (self._lengths > 1).nonzero()[0].tolist()
+        ]
+        singles = (self._lengths == 1).nonzero()[0]
+        if len(singles) == 0:
+            return Reads(self._tensor(singles), (), tuple(chunks))
+        singles = singles[held[singles].argsort(kind="stable")]
+        newest = self._starts[singles] - first[singles] * size
+        groups = self._groups(held[singles], at[singles], newest, window)
+        return Reads(self._tensor(self._rows_at[singles]), groups, tuple(chunks))
 
-    def _similar(self, singles: list[tuple[int, int, int, IntArray]]) -> list[list[tuple[int, int, int, IntArray]]]:
-        """Cut decodes, sorted by length, into groups."""
-        store = self.store
-        block_bytes = 2 * store.block_tokens * store.kv_heads * store.head_dim * store.dtype.itemsize
-        # On an accelerator launches cost more than padding: one group for all of similar length.
-        most_bytes = GROUP_BYTES if store.device.type == "cpu" else 1 << 40
-        groups: list[list[tuple[int, int, int, IntArray]]] = []
-        for single in singles:
-            group = groups[-1] if groups else []
-            fits = single[0] * (len(group) + 1) * block_bytes <= most_bytes
-            if group and fits and group[0][0] >= GROUP_SHORTEST * single[0]:
-                group.append(single)
-            else:
-                groups.append([single])
-        return groups
-
-    def _group(self, members: list[tuple[int, int, int, IntArray]], window: int) -> DecodeGroup:
+    def _groups(self, held: IntArray, at: IntArray, newest: IntArray, window: int) -> tuple[DecodeGroup, ...]:
+        """Decodes, sorted by the blocks they read: ``held`` from ``at`` on; the own key stands in column ``newest``."""
         size = self.store.block_tokens
-        most = members[-1][0]
-        blocks = np.empty((len(members), most), dtype=np.int64)
-        newest = np.empty((len(members), 1), dtype=np.int64)  # column of the query's own key
-        for index, (held, _, position, table) in enumerate(members):
-            blocks[index, :held] = table
-            blocks[index, held:] = table[-1]  # padding reads the request's own block, nobody else's
-            newest[index] = position - (position // size + 1 - held) * size
-        columns = np.arange(most * size)
-        hidden = columns > newest
+        counts, widths = self._cuts(held.tolist())
+        width = np.array(widths).repeat(counts)
+        owner = np.arange(len(held)).repeat(width)
+        column = np.arange(len(owner)) - (width.cumsum() - width)[owner]
+        seen = newest[owner] - column * size + 1  # keys from the start of each block to the query's own
+        packed = np.empty((3 if window else 2, len(owner)), dtype=np.int64)
+        # Padding reads the request's own last block, nobody else's.
+        packed[0] = self._blocks[at[owner] + np.minimum(column, held[owner] - 1)]
+        packed[1] = np.minimum(np.maximum(seen, 0), size)
         if window:
-            hidden |= columns <= newest - window
-        mask = torch.from_numpy(np.where(hidden, np.float32("-inf"), np.float32(0.0)))
-        mask = mask.to(self.store.device, self.store.dtype)[:, None, None, :]
-        return DecodeGroup(len(members), most * size, self._tensor(blocks.reshape(-1)), mask)
+            packed[2] = np.minimum(np.maximum(seen - window, 0), size)
+        on_device = self._tensor(packed)
+        mask = self.masks.of_blocks(size, *on_device[1:])
+        groups, cell = [], 0
+        for count, most in zip(counts, widths, strict=True):
+            cells = slice(cell, cell + count * most)
+            shown = mask[cells].view(count, 1, 1, most * size)
+            groups.append(DecodeGroup(count, most * size, on_device[0, cells], shown))
+            cell = cells.stop
+        return tuple(groups)
+
+    def _cuts(self, held: list[int]) -> tuple[list[int], list[int]]:
+        """Decodes of each group and blocks that its longest reads, from the blocks of each decode, ascending."""
+        # On an accelerator launches cost more than padding: one group for all of similar length.
+        most_blocks = GROUP_BYTES // self.store.block_bytes if self.store.device.type == "cpu" else 1 << 40
+        counts, widths = [], []
+        first, longest = 0, held[0]
+        for index, blocks in enumerate(held):
+            if index > first and (blocks * (index + 1 - first) > most_blocks or held[first] < GROUP_SHORTEST * blocks):
+                counts.append(index - first)
+                widths.append(longest)
+                first = index
+            longest = blocks
+        counts.append(len(held) - first)
+        widths.append(longest)
+        return counts, widths
 
     def _make_ragged(self) -> Ragged:
         size = self.store.block_tokens
-        queries = [len(segment.token_ids) for _, segment, _ in self._spans]
-        keys = [segment.end for _, segment, _ in self._spans]
-        slots = []
-        for _, segment, table in self._spans:
-            here = np.arange(segment.end)
-            slots.append(table[here // size] * size + here % size)
+        keys = self._starts + self._lengths
+        position = np.arange(int(keys.sum())) - (keys.cumsum() - keys).repeat(keys)
+        block = position // size
         return Ragged(
-            query_ends=self._tensor(np.cumsum([0, *queries])).to(torch.int32),
-            key_ends=self._tensor(np.cumsum([0, *keys])).to(torch.int32),
-            max_queries=max(queries),
-            max_keys=max(keys),
-            slots=self._tensor(np.concatenate(slots)),
+            query_ends=self._tensor(_ends(self._lengths)).to(torch.int32),
+            key_ends=self._tensor(_ends(keys)).to(torch.int32),
+            max_queries=int(self._lengths.max()),
+            max_keys=int(keys.max()),
+            slots=self._tensor(self._blocks[self._blocks_at.repeat(keys) + block] * size + position % size),
         )
 
     def _tensor(self, array: IntArray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.store.device, non_blocking=True)
+        tensor = torch.from_numpy(array)
+        return tensor if self.store.device.type == "cpu" else tensor.to(self.store.device, non_blocking=True)
 
 
-def _checked_table(segment: Segment, store: KvStore) -> IntArray:
-    needed = -(-segment.end // store.block_tokens)
-    table = np.asarray(segment.block_table, dtype=np.int64)
-    if len(table) < needed:
-        raise ValueError(f"block table of {len(table)} blocks, but positions up to {segment.end} need {needed}")
-    table = table[:needed]
-    if table.min() < 0 or table.max() >= store.blocks:
-        raise ValueError(f"block table names {table.min()} to {table.max()}, the store has 0 to {store.blocks - 1}")
-    return table
+def _ends(counts: IntArray) -> IntArray:
+    ends: IntArray = np.concatenate((np.zeros(1, dtype=np.int64), counts.cumsum()))
+    return ends
+
+
+def _checked_blocks(
+    segments: tuple[Segment, ...], lengths: IntArray, starts: IntArray, held: IntArray, store: KvStore
+) -> IntArray:
+    """The blocks that each segment needs, behind one another."""
+    if lengths.min() < 1 or starts.min() < 0:
+        raise ValueError(f"segments of {lengths.tolist()} tokens at {starts.tolist()}: each needs 1 or more at >= 0")
+    wanted = held.tolist()
+    tables = [segment.block_table[:needed] for segment, needed in zip(segments, wanted, strict=True)]
+    blocks: IntArray = np.concatenate(tables, dtype=np.int64)
+    if len(blocks) < sum(wanted):
+        short = next(len(table) for table, needed in zip(tables, wanted, strict=True) if len(table) < needed)
+        raise ValueError(f"block table of {short} blocks, too short for the positions of its segment")
+    least, most = blocks.min(), blocks.max()
+    if least < 0 or most >= store.blocks:
+        raise ValueError(f"block table names {least} to {most}, the store has 0 to {store.blocks - 1}")
+    return blocks

@@ -1,6 +1,6 @@
 """The KV entries of all requests: for each layer one tensor of blocks for the keys and one for the values."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -10,8 +10,9 @@ from policies.errors import bad_value
 class KvStore:
     """``keys[layer]`` and ``values[layer]``: (blocks, block_tokens, kv_heads, head_dim).
 
-    Slot ``block * block_tokens + offset`` holds one token. Zeroed at the start: attention reads whole blocks
-    and masks the rest, and a masked weight of 0 times a stray NaN would still be NaN.
+    Slot ``block * block_tokens + offset`` holds one token. Attention reads whole blocks and masks the rest, and a
+    masked weight of 0 times a NaN is still NaN: so the store starts zeroed, and ``clear`` is for the slots of a block
+    that its new request has not written yet. What an earlier one left there must not reach it.
     """
 
     def __init__(
@@ -33,15 +34,24 @@ class KvStore:
         self.head_dim = head_dim
         self.dtype = dtype
         self.device = device
-        shape = (blocks, block_tokens, kv_heads, head_dim)
-        self.keys: Sequence[torch.Tensor] = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self.values: Sequence[torch.Tensor] = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.block_bytes = 2 * block_tokens * kv_heads * head_dim * dtype.itemsize  # keys and values of one layer
+        shape = (layers, blocks, block_tokens, kv_heads, head_dim)
+        self._keys = torch.zeros(shape, dtype=dtype, device=device)
+        self._values = torch.zeros(shape, dtype=dtype, device=device)
+        self.keys: Sequence[torch.Tensor] = self._keys.unbind()
+        self.values: Sequence[torch.Tensor] = self._values.unbind()
 
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store one step's new entries of a layer; slots: (tokens,), key and value: (tokens, kv_heads, head_dim)."""
         shape = (self.blocks * self.block_tokens, self.kv_heads, self.head_dim)
         self.keys[layer].view(shape).index_copy_(0, slots, key)
         self.values[layer].view(shape).index_copy_(0, slots, value)
+
+    def clear(self, runs: Iterable[tuple[int, int]]) -> None:
+        """Zero slots in every layer; runs: first and count of neighbours, never more than a block."""
+        for first, count in runs:
+            for entries in (self._keys, self._values):
+                entries.flatten(1, 2).narrow(1, first, count).zero_()
 
     def read_blocks(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the named blocks in order: two tensors (blocks * block_tokens, kv_heads, head_dim)."""

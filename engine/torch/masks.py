@@ -18,6 +18,7 @@ class CausalMasks:
         self._dtype = dtype
         self._device = device
         self._buffers: dict[int, torch.Tensor] = {}
+        self._blocks: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def get(self, window: int, prefix: int, queries: int) -> torch.Tensor:
         """(queries, prefix + queries): 0 where a query sees a key, -inf elsewhere.
@@ -29,6 +30,22 @@ class CausalMasks:
             held = max(_FIRST_PREFIX, 1 << (prefix - 1).bit_length() if prefix else 0)
             self._buffers[window] = self._make(window, held)
         return self._buffers[window][:queries, held - prefix : held + queries]
+
+    def of_blocks(self, size: int, seen: torch.Tensor, gone: torch.Tensor | None = None) -> torch.Tensor:
+        """(blocks, size): 0 where a query sees a key of a block of ``size`` keys, -inf elsewhere.
+
+        seen: (blocks,), how many keys from the block's start it sees, 0..size; gone: how many of them lie before its
+        window.
+        """
+        if size not in self._blocks:
+            keys = torch.arange(size, device=self._device)
+            counts = torch.arange(size + 1, device=self._device)[:, None]
+            zeros = torch.zeros((size + 1, size), dtype=self._dtype, device=self._device)
+            behind = zeros.masked_fill(keys >= counts, float("-inf"))
+            self._blocks[size] = behind, zeros.masked_fill(keys < counts, float("-inf"))
+        behind, before = self._blocks[size]
+        mask = behind.index_select(0, seen)
+        return mask if gone is None else mask + before.index_select(0, gone)
 
     def _make(self, window: int, prefix: int) -> torch.Tensor:
         rows = torch.arange(prefix, prefix + TILE_TOKENS, device=self._device)

@@ -21,6 +21,7 @@ class TorchRunner:
         self._facts = facts
         self._store = store
         self._masks = CausalMasks(store.dtype, store.device)
+        self._windows: tuple[int, ...] = ()  # of the layers, known after the first step
         self._inner = model.base_model
         self._head = model.get_output_embeddings()
 
@@ -35,18 +36,34 @@ class TorchRunner:
 
         Raises ValueError for a segment that does not fit its block table or the store.
         """
+        geometry = self._prepare(step)
+        logits = self._forward(geometry)
+        if logits is None:
+            if self._store.device.type == "cuda":
+                torch.cuda.synchronize(self._store.device)  # or the step's duration would be booked in the next
+            return []
+        sampled = [segment for segment in step.segments if segment.sample]
+        return sample(logits, [segment.sampling for segment in sampled], [segment.end for segment in sampled])
+
+    def _prepare(self, step: StepBatch) -> StepGeometry:
+        """Everything that the forward will ask for, and no stale entry where it will look."""
         geometry = StepGeometry(step, self._store, self._masks)
+        for window in self._windows:
+            geometry.reads(window)
+        self._store.clear(geometry.unwritten)
+        return geometry
+
+    def _forward(self, geometry: StepGeometry) -> torch.Tensor | None:
+        """The model's own work: logits of the rows that are wanted; None when none is."""
         hidden = self._inner(
             input_ids=geometry.token_ids,
             position_ids=geometry.positions,
             use_cache=False,
             **{STEP_ARGUMENT: geometry},
         ).last_hidden_state[0]
-        sampled = [segment for segment in step.segments if segment.sample]
-        if not sampled:
-            if self._store.device.type == "cuda":
-                torch.cuda.synchronize(self._store.device)  # or the step's duration would be booked in the next
-            return []
+        self._windows = geometry.windows
+        if len(geometry.last_rows) == 0:
+            return None
         # Only these rows go through the vocabulary: for a small model it is the dearest matrix of all.
-        logits = self._head(hidden.index_select(0, geometry.last_rows))
-        return sample(logits, [segment.sampling for segment in sampled], [segment.end for segment in sampled])
+        logits: torch.Tensor = self._head(hidden.index_select(0, geometry.last_rows))
+        return logits

@@ -6,6 +6,7 @@ it, and again when it is recomputed after a preemption.
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from engine.step import Sampling
@@ -15,6 +16,7 @@ _MASK = (1 << 64) - 1
 _GREEDY_BELOW = 1e-5
 # Most requests with top_p keep few tokens; sorting a whole vocabulary costs milliseconds.
 _SHORTLISTS = (128, 1024)
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a logit
 
 
 def uniform(seed: int, position: int) -> float:
@@ -39,8 +41,15 @@ def sample(logits: torch.Tensor, samplings: Sequence[Sampling], positions: Seque
 
 
 def _greedy(logits: torch.Tensor) -> list[int]:
-    # On a CPU torch's argmax over a vocabulary takes ten times as long as numpy's.
-    best = logits.float().numpy().argmax(axis=-1) if logits.device.type == "cpu" else logits.argmax(dim=-1)
+    if logits.device.type != "cpu":
+        chosen: list[int] = logits.argmax(dim=-1).tolist()
+        return chosen
+    # torch's argmax over a vocabulary takes ten times as long as numpy's, and numpy has none for bfloat16. Numbers
+    # that are not negative have the order of their bits; a row whose largest is negative is looked at again.
+    bits = logits.view(_BITS[logits.itemsize]).numpy()
+    best = bits.argmax(axis=-1)
+    for row in np.flatnonzero(np.take_along_axis(bits, best[:, None], axis=-1)[:, 0] < 0).tolist():
+        best[row] = logits[row].float().numpy().argmax()
     tokens: list[int] = best.tolist()
     return tokens
 
