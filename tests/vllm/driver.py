@@ -75,17 +75,15 @@ class Turned:
         planned = dict(output.num_scheduled_tokens)
         self.check_sums()
         self.in_flight.append((output, self.sampled(planned)))
-        if not self.engine.get("ahead"):
-            self.land()
-        elif len(self.in_flight) == 2 or not planned:
+        most = 1 if self.engine.get("ahead") and planned else 0
+        while len(self.in_flight) > most:
             self.land()
         return planned
 
     def land(self):
         """The oldest step in flight ends."""
-        if self.in_flight:
-            self.clock.now_s += STEP_S
-            self.scheduler.update_from_output(*self.in_flight.popleft())
+        self.clock.now_s += STEP_S
+        self.scheduler.update_from_output(*self.in_flight.popleft())
 
     def sampled(self, planned):
         if not self.engine.get("ahead"):

@@ -1,11 +1,13 @@
-"""The tuning protocol's contract on a hooked scheduler of the installed vLLM."""
+"""The tuning protocol's contract on hooked schedulers of the installed vLLM, and what can be seen only from inside."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.contracts.tuning_protocol import TuningProtocolContract
+from policies import wire
+from tests.contracts.tuning_protocol import TuningProtocolContract, in_force, push, refused, taken
 from tests.vllm.endpoint import Driver, DriverEndpoint
 
 pytestmark = pytest.mark.vllm
@@ -19,6 +21,96 @@ def driver(vllm_python: Path) -> Iterator[Driver]:
 
 
 class TestContract(TuningProtocolContract):
+    """vLLM's synchronous scheduler."""
+
     @pytest.fixture
     def endpoint(self, driver: Driver) -> DriverEndpoint:
         return DriverEndpoint(driver)
+
+
+class TestContractAhead(TuningProtocolContract):
+    """vLLM's asynchronous one: a step is planned while the one before it runs."""
+
+    @pytest.fixture
+    def endpoint(self, driver: Driver) -> DriverEndpoint:
+        return DriverEndpoint(driver, ahead=True)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_every_decode_gets_a_token_in_every_step(driver: Driver, ahead: bool) -> None:
+    """A long prompt in small chunks ahead of decodes; then the cap falls away, the budget falls, the lease ends."""
+    endpoint = DriverEndpoint(driver, ahead=ahead)
+    taken(push(endpoint, chunk_cap_tokens=4))
+    endpoint.load()
+    endpoint.run_steps(40)
+    taken(push(endpoint, chunk_cap_tokens=0))
+    endpoint.run_steps(5)
+    taken(push(endpoint, step_tokens=5))
+    endpoint.run_steps(5)
+    taken(push(endpoint, step_tokens=60, lease_s=0.5))
+    endpoint.pass_time(1.0)
+    endpoint.finish()
+    steps, requests = endpoint.steps_after(-1), endpoint.requests_after(-1)
+    assert len(set(steps.revision)) >= 4 and len(requests.sequence) == 12
+    ends = [round((start + length) / 0.01) for start, length in zip(steps.start_s, steps.duration_s, strict=True)]
+    for row in range(12):
+        ttft_s = requests.ttft_s[row]
+        assert ttft_s is not None and requests.preemptions[row] == 0
+        first, last = round((requests.arrival_s[row] + ttft_s) / 0.01), round(requests.finish_s[row] / 0.01)
+        assert sum(first <= end <= last for end in ends) == requests.output_tokens[row]
+
+
+def test_an_aborted_request_is_told_as_such(driver: Driver) -> None:
+    endpoint = DriverEndpoint(driver)
+    endpoint.load()
+    endpoint.run_steps(30)
+    driver.ask("abort", ["0", "11"])
+    endpoint.finish()
+    requests = endpoint.requests_after(-1)
+    assert sorted(requests.ended) == ["aborted"] * 2 + ["finished"] * 10
+    assert sum(ttft_s is None for ttft_s in requests.ttft_s) == 1, "the last one still waited"
+
+
+@pytest.mark.parametrize("part", [("arranger", "before"), ("recorder", "planned"), ("recorder", "updated")])
+def test_a_fault_of_ours_switches_the_hook_off_and_vllm_goes_on(driver: Driver, part: tuple[str, str]) -> None:
+    endpoint = DriverEndpoint(driver)
+    start = endpoint.tuning_state()
+    taken(push(endpoint, step_tokens=20, chunk_cap_tokens=7, max_running=3))
+    endpoint.load()
+    endpoint.run_steps(5)
+    driver.ask("break", part)
+    endpoint.run_steps(5)
+    state = endpoint.tuning_state()
+    assert any("hook off after a fault" in note for note in state.notes), state.notes
+    assert state.lease is None and {knob.mode for knob in state.knobs} == {"restart"}
+    assert in_force(state) == in_force(start)
+    knobs = json.loads(driver.ask("knobs"))
+    assert (knobs["budget"], knobs["cap"], knobs["active"]) == (64, 0, 8)
+    refused(push(endpoint, step_tokens=20), "outside_envelope")
+    endpoint.finish()
+    assert json.loads(driver.ask("knobs"))["left"] == 0, "every request came to its end"
+
+
+def test_an_untested_version_is_read_only_and_says_so(driver: Driver) -> None:
+    endpoint = DriverEndpoint(driver, version="0.40.1")
+    state = endpoint.tuning_state()
+    assert len(state.notes) == 1 and "read-only: vLLM 0.40.1 is untested" in state.notes[0]
+    breaches = refused(push(endpoint, step_tokens=20), "outside_envelope").breaches
+    assert [breach.broken for breach in breaches] == ["needs_restart"]
+    endpoint.load()
+    endpoint.finish()
+    assert len(endpoint.requests_after(-1).sequence) == 12, "records are kept all the same"
+
+
+def test_whoever_reads_too_late_is_told_how_much_is_lost(driver: Driver) -> None:
+    endpoint = DriverEndpoint(driver)
+    while endpoint.tuning_state().step < wire.MAX_ROWS + 500:
+        for _ in range(8):
+            endpoint.load()
+            endpoint.finish()
+    begun = endpoint.tuning_state().step
+    first = endpoint.steps_after(-1)
+    assert first.lost == begun - wire.MAX_ROWS > 0 and first.step[0] == first.lost
+    assert len(first.step) == 1000, "a thousand rows an answer"
+    rest = endpoint.steps_after(first.next)
+    assert rest.lost == 0 and rest.step[0] == first.next + 1
