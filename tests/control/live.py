@@ -52,7 +52,8 @@ class QuickRunner(FakeRunner):
 
 @dataclass
 class LiveEngine:
-    """One engine with its traffic. slow: factor on every step's time, for an engine that drifts."""
+    """One engine with its traffic. slow: factor on every step's time, for an engine that drifts; jitter: deviation of
+    a step's time, as a share."""
 
     traffic: Traffic = field(default_factory=Traffic)
     boot: Setting = BOOT
@@ -62,6 +63,7 @@ class LiveEngine:
     ring_rows: int = 20_000
     options: dict[str, object] = field(default_factory=dict)
     slow: float = 1.0
+    jitter: float = 0.02
     rejected: int = 0
     after_step: Callable[["LiveEngine"], None] | None = None
 
@@ -83,7 +85,8 @@ class LiveEngine:
         self.running = RunningEngine(runner, EngineOptions(self.boot, **given), self.clock)  # type: ignore[arg-type]  # as given
 
     def _drifting(self, duration_s: Callable[..., float]) -> Callable[..., float]:
-        return lambda step: self.slow * duration_s(step)
+        chance = random.Random(self.seed)
+        return lambda step: self.slow * duration_s(step) * chance.lognormvariate(0.0, self.jitter)
 
     def carry(self, traffic: Traffic) -> None:
         """Other traffic from now on."""

@@ -15,14 +15,17 @@ from policies.errors import InputError
 from policies.request import DEADLINE, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
 from policies.step_time import NAMED_MODELS
 from policies.targets import Condition, Override, Slo, Target
+from tests.control.live import Traffic as LiveTraffic
 from tuner.control.canonical import canonical
 from tuner.control.effects import near, proven, refuted, without_effect
 from tuner.control.exploration import Account, measured_cost_slo_s, predicted_cost_slo_s
 from tuner.control.figures import judgeable
 from tuner.control.matched import Side, compare, overdue
 from tuner.control.memory import Traffic, Tried, knobs_of
+from tuner.control.observe_stage import alike, traffic_of
 from tuner.control.push_stage import push_request
 from tuner.control.trust import LEAST_RATIO, MOST_RATIO, Trust, region
+from tuner.observe.rows import RequestRows
 
 BOOT = Setting(step_tokens=2048, max_running=64)
 ENVELOPE = Envelope((KnobBound("step_tokens", 1, 8192), KnobBound("chunk_cap_tokens", 0, 8192)))
@@ -173,7 +176,14 @@ def test_an_empty_window_judges_nothing() -> None:
 
 # --- what trials teach -------------------------------------------------------------------------
 
-CALM = Traffic(rate_rps=2.0, prompt_p50_tokens=300, prompt_p90_tokens=4000, output_p50_tokens=50)
+CALM = Traffic(
+    requests=400,
+    rate_rps=2.0,
+    prompt_p50_tokens=300.0,
+    prompt_mean_tokens=700.0,
+    prompt_spread=1.8,
+    output_p50_tokens=50.0,
+)
 RUSH = CALM.model_copy(update={"rate_rps": 9.0})
 
 
@@ -230,6 +240,32 @@ def test_a_knob_without_effect_needs_several_silent_trials_and_one_effect_clears
     assert without_effect([silent, silent, loud], CALM) == frozenset()
     both = tried("inconclusive", knobs={"chunk_cap_tokens": 256, "step_tokens": 512}, observed_gain=0.0)
     assert without_effect([both, both], CALM) == frozenset(), "two knobs at once say nothing of either"
+
+
+def test_windows_of_the_same_traffic_are_alike_and_of_other_traffic_are_not() -> None:
+    def window(seed: int, documents: int, rate_rps: float, requests: int = 60) -> Traffic:
+        source = LiveTraffic(rate_rps=rate_rps, documents=documents).requests(seed)
+        rows = [next(source) for _ in range(requests)]
+        found = traffic_of(replace(RequestRows.none(), **columns(rows)), rows[-1][0])
+        assert found is not None
+        return found
+
+    same = [alike(window(seed, 8, 2.0), window(100 + seed, 8, 2.0)) for seed in range(60)]
+    assert sum(same) >= 57
+    assert not any(alike(window(seed, 8, 2.0), window(seed, 8, 6.0)) for seed in range(20))
+    other = [alike(window(seed, 0, 2.0, 300), window(seed, 2, 2.0, 300)) for seed in range(20)]
+    assert not any(other)
+
+
+def columns(rows: list[tuple[float, int, int]]) -> dict[str, Any]:
+    """Request rows of arrivals alone."""
+    arrival_s, prompts, outputs = (np.array(column) for column in zip(*rows, strict=True))
+    nothing = np.zeros(len(rows))
+    names = ("scheduled_s", "ttft_s", "finish_s", "longest_gap_s")
+    counts = ("sequence", "cached_tokens", "gap_count", "preemptions", "ended")
+    filled = dict.fromkeys(names, nothing) | dict.fromkeys(counts, nothing.astype(np.int64))
+    over = np.zeros((len(rows), 0), dtype=np.int64)
+    return filled | {"arrival_s": arrival_s, "prompt_tokens": prompts, "output_tokens": outputs, "gap_over": over}
 
 
 # --- pushes and targets ------------------------------------------------------------------------

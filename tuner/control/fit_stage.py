@@ -11,7 +11,7 @@ from tuner.control.outcome import FitPart
 from tuner.control.parts import Store
 from tuner.model.drift import Drift, DriftAlarm
 from tuner.model.fit import MIN_STEPS, fit_steps
-from tuner.model.reservoir import Reservoir
+from tuner.model.reservoir import Reservoir, stratum_of
 from tuner.model.roofline import Interval, StepFit, predict
 from tuner.model.samples import StepSamples, join
 from tuner.observe.rows import StepRows
@@ -25,6 +25,8 @@ CAPACITY_STEPS, FIRST_SEEN_STEPS = 1024, 256
 REFIT_GROWTH, REFIT_LEAST_STEPS = 1.25, 200
 # Steps of known sizes reach far enough when they cover this share of the sizes seen; otherwise first ones count too.
 REACH = 0.7
+# Steps of one size class (at least so many) may be off this far, in logarithms, before another fit is tried.
+CLASS_STEPS, MOST_OFF = 8, 0.05
 
 
 class AcceptedPart(Part):
@@ -125,9 +127,7 @@ class Learner:
     def fit(self) -> FitPart:
         """A refit; the accepted model from now on. Raises FitRefused, and then the one before stays."""
         self._fitted_at_steps = max(self._seen_steps, 1)  # a refusal, too, is not worth repeating on the same steps
-        # From nothing, not from the accepted model: one that was fitted before a long prompt came has no slope, and a
-        # search that starts there stays there.
-        found = fit_steps(self.samples())
+        found = checked_fit(self.samples())
         self.accepted = fit_part(found)
         self.drift = None
         self._alarm.reset()
@@ -144,6 +144,42 @@ class Learner:
         if self.accepted is None or self.drift is None:
             return self.accepted
         return self.accepted.model_copy(update={"drift_ratio": self.drift.ratio})
+
+
+def checked_fit(samples: StepSamples) -> StepFit:
+    """A fit that leaves no size of step out. Raises FitRefused.
+
+    Most steps are decodes, and a fit that explains them to the last microsecond may take all the longer steps for
+    outliers. Where steps of some size are off in the middle, a second fit starts from the two ends of the data, and the
+    one that is off less stays. (Never from the accepted model: one that was fitted before a long prompt came has no
+    slope, and a search that starts there stays there.)
+    """
+    found = fit_steps(samples)
+    if _off(found.model, samples) <= MOST_OFF:
+        return found
+    start = _from_both_ends(samples)
+    other = fit_steps(samples, start=start) if start is not None else found
+    return min((found, other), key=lambda fit: _off(fit.model, samples))
+
+
+def _off(model: StepModel, samples: StepSamples) -> float:
+    """Largest median deviation of the steps of one size class, in logarithms of step time."""
+    residual = np.log(samples.duration_s / predict(model, samples))
+    strata = stratum_of(samples.computed_tokens)
+    names, counts = np.unique(strata, return_counts=True)
+    return max((abs(float(np.median(residual[strata == s]))) for s in names[counts >= CLASS_STEPS]), default=0.0)
+
+
+def _from_both_ends(samples: StepSamples) -> StepModel | None:
+    """A straight line from the shortest steps to the longest, flat before it; None when they are of one size."""
+    tokens, time_s = samples.computed_tokens, samples.duration_s
+    low, high = tokens <= np.quantile(tokens, 0.5), tokens >= 0.7 * tokens.max()
+    short_s, long_s = float(np.median(time_s[low])), float(np.median(time_s[high]))
+    reach = float(np.median(tokens[high]))
+    if long_s <= 1.5 * short_s:
+        return None
+    overhead_s = 0.15 * short_s
+    return StepModel(overhead_s, 0.0, short_s - overhead_s, 0.0, (long_s - overhead_s) / reach, 0.0, 0.0)
 
 
 def fit_part(found: StepFit) -> FitPart:

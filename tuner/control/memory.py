@@ -19,12 +19,17 @@ MOST_TRIED = 50
 
 
 class Traffic(Part):
-    """What makes two windows of traffic alike."""
+    """What makes two windows of traffic alike, and from how many requests it is known.
 
+    prompt_mean_tokens tells how many long prompts there are, prompt_spread (deviation over mean) how well that is known.
+    """
+
+    requests: Count
     rate_rps: Annotated[float, Field(ge=0)]
-    prompt_p50_tokens: Count
-    prompt_p90_tokens: Count
-    output_p50_tokens: Count
+    prompt_p50_tokens: Annotated[float, Field(ge=0)]
+    prompt_mean_tokens: Annotated[float, Field(ge=0)]
+    prompt_spread: Annotated[float, Field(ge=0)]
+    output_p50_tokens: Annotated[float, Field(ge=0)]
 
 
 class Trial(Part):

@@ -27,13 +27,11 @@ class Planner:
         self._came: Found | None = None
 
     def fit(self, sight: Sighting, draft: Draft) -> None:
-        """A refit, when there is no model, when it drifted, or before a search that would profit from newer steps."""
+        """A refit, when there is no model, when it drifted, or when there are that many more steps than at the last."""
         if sight.seen.reading.restarted:
             self._desk.forget()
         learner = self._learner
         if not learner.enough or not learner.due:
-            return
-        if learner.accepted is not None and learner.drift is None and self._no_search(sight) is not None:
             return
         try:
             learner.fit()

@@ -1,0 +1,134 @@
+"""The learner: what it keeps of a stream of steps, when it fits, what it does about drift and restarts."""
+
+import numpy as np
+import pytest
+
+from tests.control.doubles import MemoryStore
+from tests.control.live import SLOW, LiveEngine
+from tuner.control.fit_stage import Learner, checked_fit, noise_pairs
+from tuner.model.roofline import FitRefused, predict
+from tuner.observe.rows import StepRows
+
+
+def steps_of(engine: LiveEngine) -> StepRows:
+    pages, after = [], -1
+    while True:
+        page = engine.running.steps_after(after)
+        if page.next == after:
+            return StepRows.join(pages)
+        pages.append(StepRows.from_wire(page))
+        after = page.next
+
+
+@pytest.fixture(scope="module", params=[0.0, 0.03], ids=["exact", "noisy"])
+def steps(request: pytest.FixtureRequest) -> StepRows:
+    engine = LiveEngine(jitter=request.param)
+    engine.advance(150.0)
+    return steps_of(engine)
+
+
+def taught(steps: StepRows, pieces: int = 12) -> Learner:
+    learner = Learner()
+    for part in np.array_split(np.arange(len(steps)), pieces):
+        learner.take(steps.select(part))
+    return learner
+
+
+def test_the_engines_own_constants_come_back(steps: StepRows) -> None:
+    fit = taught(steps).fit()
+    assert fit.knee_tokens is not None and 150.0 <= fit.knee_tokens <= 260.0
+    assert fit.coefficients["slope_s_per_token"] == pytest.approx(SLOW.slope_s_per_token, rel=0.05)
+
+
+def test_no_size_of_step_is_left_out_by_the_fit(steps: StepRows) -> None:
+    """Most steps are decodes; a fit that explains only those would be off by a third on every long step."""
+    learner = taught(steps)
+    samples = learner.samples()
+    found = checked_fit(samples)
+    long = samples.select(samples.computed_tokens > 1000)
+    assert len(long) >= 20
+    assert abs(np.median(np.log(long.duration_s / predict(found.model, long)))) < 0.05
+
+
+def test_refits_become_rarer_as_steps_come_in(steps: StepRows) -> None:
+    learner, fits = Learner(), 0
+    for part in np.array_split(np.arange(len(steps)), 30):
+        learner.take(steps.select(part))
+        if learner.enough and learner.due:
+            learner.fit()
+            fits += 1
+    assert 2 <= fits <= 12
+
+
+def test_a_refusal_is_not_repeated_on_the_same_steps() -> None:
+    engine = LiveEngine(jitter=0.02)
+    engine.silence()
+    for _ in range(4):
+        engine.submit(20, 200)
+    engine.advance(60.0)
+    learner = taught(steps_of(engine))
+    assert learner.enough and learner.due
+    with pytest.raises(FitRefused):
+        learner.fit()
+    assert not learner.due and learner.model is None
+
+
+def test_the_accepted_model_outlives_the_controller_but_not_another_model(steps: StepRows) -> None:
+    store = MemoryStore()
+    learner = taught(steps)
+    learner.recall(store, "m")
+    accepted = learner.fit()
+    again, other = Learner(), Learner()
+    again.recall(store, "m")
+    other.recall(store, "n")
+    assert again.accepted == accepted and other.accepted is None
+    store.values["model"] = "{}"
+    broken = Learner()
+    broken.recall(store, "m")
+    assert broken.accepted is None
+
+
+@pytest.mark.slow
+def test_an_engine_that_becomes_slower_is_noticed_and_learnt_anew() -> None:
+    engine = LiveEngine()
+    learner = Learner()
+
+    def pass_time(seconds: float, seen: int) -> int:
+        engine.advance(seconds)
+        page = steps_of(engine)
+        learner.take(page.select(page.step >= seen))
+        return int(page.step[-1]) + 1
+
+    seen = pass_time(120.0, 0)
+    learner.fit()
+    for _ in range(16):
+        seen = pass_time(30.0, seen)
+    assert learner.drift is None, "nothing has changed"
+    engine.slow = 1.4
+    for _ in range(12):
+        seen = pass_time(30.0, seen)
+        if learner.drift is not None:
+            break
+    assert learner.drift is not None and learner.drift.slower
+    part = learner.part()
+    assert part is not None and part.drift_ratio is not None and part.drift_ratio > 1.1
+    for _ in range(6):
+        seen = pass_time(30.0, seen)
+    assert learner.due
+    learner.fit()
+    assert learner.drift is None
+    assert learner.model is not None
+    assert learner.model.slope_s_per_token == pytest.approx(1.4 * SLOW.slope_s_per_token, rel=0.1)
+
+
+def test_another_start_of_the_engine_begins_anew(steps: StepRows) -> None:
+    learner = taught(steps)
+    learner.fit()
+    learner.restart()
+    assert not learner.enough and learner.model is not None, "the model stays until there is a newer one"
+
+
+def test_noise_is_told_as_the_same_steps_twice(steps: StepRows) -> None:
+    modelled, measured = noise_pairs(SLOW, steps, most=500)
+    assert len(modelled) == len(measured) == 500
+    assert measured == tuple(steps.samples().duration_s[-500:])

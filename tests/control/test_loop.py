@@ -1,0 +1,468 @@
+"""What the loop does, on a live engine in this process: real scheduler, real tuning desk, a searcher that is told."""
+
+import json
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from policies import wire
+from policies.guard import Action, GuardLimits, Reason
+from policies.request import Setting
+from policies.targets import Slo, Target
+from policies.verify import RollbackThresholds
+from tests.control.doubles import BOLD, MemoryStore, Rig, answer_of, options, proposes, rig
+from tests.control.live import BOOT, LiveClock, LiveEngine, Traffic
+from tuner.control import wishes
+from tuner.control.job import Answer, Job, WorkerError, WorkerFault
+from tuner.control.memory import KEY, Memory
+from tuner.control.outcome import CycleReason, CycleRecord, Stage
+
+FITTING = Setting(step_tokens=512, max_running=32)
+
+
+def pushed(record: CycleRecord) -> bool:
+    return record.action is Action.PUSH
+
+
+def reverted(record: CycleRecord) -> bool:
+    return record.action is Action.REVERT
+
+
+def memory_of(run: Rig) -> Memory:
+    return Memory.model_validate_json(run.store.values[KEY])
+
+
+@pytest.fixture(scope="module")
+def better() -> Rig:
+    """A run in which the searcher knows the better setting."""
+    run = rig(proposes(step_tokens=512, gain=0.12))
+    run.run(12)
+    return run
+
+
+def test_a_better_setting_is_found_proven_and_kept(better: Rig) -> None:
+    push = next(record for record in better.records if pushed(record))
+    assert push.pushed == {"step_tokens": 512} and push.reason is Reason.OK
+    verdicts = [record.verify for record in better.records if record.verify is not None]
+    assert verdicts[-1].verdict == "better" and verdicts[-1].push_cycle == push.number
+    assert [v.verdict for v in verdicts[:-1]] == ["inconclusive"] * (len(verdicts) - 1)
+    assert verdicts[-1].observed_gain is not None and verdicts[-1].half_width is not None
+    assert verdicts[-1].observed_gain > verdicts[-1].half_width > 0.0
+    assert better.setting == FITTING
+    assert len(better.port.moving) == 1
+
+
+def test_the_gain_is_real(better: Rig) -> None:
+    first, last = better.records[2].observed, better.records[-1].observed
+    assert first is not None and last is not None
+    assert (first.attainment or 0.0) < 0.93 < (last.attainment or 0.0)
+
+
+def test_every_cycle_is_written_down_whole_and_in_order(better: Rig) -> None:
+    assert [record.number for record in better.store.records] == list(range(1, 13))
+    for record in better.store.records:
+        assert set(record.took_s) == set(Stage)
+        assert CycleRecord.model_validate_json(record.model_dump_json(by_alias=True)) == record
+        assert "\n" not in record.detail
+
+
+def test_the_lease_is_held_and_renewed_in_every_cycle(better: Rig) -> None:
+    assert all(record.lease_left_s == better.options.lease_s for record in better.records)
+    assert better.port.calls.count("push") == len(better.records)
+    assert {push.actor for push in better.port.pushes} == {"rooftune/one"}
+    assert all(push.reason and len(push.reason) < 200 for push in better.port.pushes)
+
+
+def test_what_was_meant_was_noted_before_the_push(better: Rig) -> None:
+    push = next(record for record in better.records if pushed(record))
+    assert json.loads(better.store.noted[push.number]) == push.pushed
+
+
+def test_the_fit_holds_the_engines_own_knee(better: Rig) -> None:
+    fit = better.records[-1].fit
+    assert fit is not None and fit.knee_low_tokens is not None and fit.knee_high_tokens is not None
+    assert fit.knee_low_tokens <= 200.0 <= fit.knee_high_tokens
+
+
+def test_a_prediction_that_held_widens_the_trust_region_and_a_lie_halves_it(better: Rig) -> None:
+    assert better.records[-1].trust == pytest.approx(48.0)
+    liar = rig(proposes(step_tokens=512, gain=0.4))
+    liar.run(12, until=lambda record: record.verify is not None and record.verify.verdict == "better")
+    liar.run(1)
+    assert liar.records[-1].trust == pytest.approx(16.0)
+
+
+def test_the_live_trial_is_told_to_the_next_search(better: Rig) -> None:
+    trial = memory_of(better).tried[-1]
+    assert trial.verdict == "better" and trial.setting["step_tokens"] == 512
+    assert trial.attainment is not None and trial.attainment > 0.9
+    # The search after it, under like traffic, hears of it.
+    run = rig(proposes(step_tokens=512, verdict="keep"), store=better.store)
+    run.run(4)
+    assert run.searcher.jobs and [one.setting for one in run.searcher.jobs[-1].live] == [trial.setting]
+
+
+def test_a_known_traffic_brings_its_setting_back_at_once(better: Rig) -> None:
+    """The engine was started anew; before any search has answered, the proven setting is tried again."""
+    store = MemoryStore()
+    store.values = dict(better.store.values)
+    run = rig(proposes(step_tokens=64), store=store, delay=1000)
+    run.run(6, until=pushed)
+    assert run.records[-1].pushed == {"step_tokens": 512}
+    assert "before" in run.records[-1].detail
+
+
+# --- bad proposals -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lied() -> Rig:
+    """A searcher that swears by the budget under which every third prompt stops all others."""
+    engine = LiveEngine(CROWD, boot=GOOD, options={"ceiling_tokens": 2048})
+    run = rig(proposes(step_tokens=2048, gain=0.3), engine=engine, options=options(settle_s=1.0, slo=TIGHT))
+    run.run(14, until=reverted)
+    return run
+
+
+GOOD = Setting(step_tokens=512, max_running=32)
+CROWD = Traffic(documents=3, document_tokens=3000)
+TIGHT = Slo((Target("ttft", 1.0, 0.99), Target("longest_gap", 0.2, 0.99)))
+
+
+def test_a_bad_setting_is_reverted_within_two_cycles(lied: Rig) -> None:
+    push, revert = next(r for r in lied.records if pushed(r)), lied.records[-1]
+    assert revert.reason is Reason.VERDICT_WORSE and revert.number - push.number <= 2
+    assert revert.verify is not None and revert.verify.verdict == "worse"
+    assert not revert.verify.prediction_held
+    assert lied.setting == GOOD
+
+
+def test_our_own_revert_blocks_nobody_and_the_lease_is_claimed_again(lied: Rig) -> None:
+    state = lied.engine.running.tuning_state()
+    assert not state.blocked and state.lease is None
+    lied.run(1)
+    lease = lied.engine.running.tuning_state().lease
+    assert lease is not None and lease.actor == "rooftune/one"
+    assert lied.setting == GOOD
+
+
+def test_what_a_trial_cost_is_booked_and_the_trust_region_shrinks(lied: Rig) -> None:
+    memory = memory_of(lied)
+    assert sum(spent for _, spent in memory.days) > 1.0
+    assert memory.trust.ratio == 16.0 and memory.trust.failed == 1
+    assert lied.records[-1].spent_slo_s > 0.0
+    assert memory.tried[-1].verdict == "worse"
+
+
+def test_the_same_bad_proposal_is_not_tried_twice(lied: Rig) -> None:
+    run = lied.again()
+    run.run(5)
+    assert run.searcher.jobs, "it does ask again"
+    assert not run.port.moving and CycleReason.NULL_RESULT in [record.reason for record in run.records]
+
+
+def test_a_proposal_outside_of_what_was_asked_is_dropped() -> None:
+    run = rig(proposes(step_tokens=512, max_running=4), options=options(search_requests=20))
+    run.run(4)
+    assert CycleReason.WORKER_FAILED in [r.reason for r in run.records] and not run.port.moving
+    assert "max_running" in "".join(r.detail for r in run.records)
+
+
+# --- no verdict --------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_push_that_shows_nothing_is_held_and_in_the_end_taken_back() -> None:
+    """Traffic without documents: the budget hardly matters, and 1900 is as bad as 2048 where it does."""
+    limits = replace(BOLD, max_inconclusive_s=100.0)
+    run = rig(proposes(step_tokens=1900, gain=0.3), options=options(limits=limits))
+    run.run(30, until=reverted)
+    push, revert = next(r for r in run.records if pushed(r)), run.records[-1]
+    assert revert.reason is Reason.INCONCLUSIVE_TOO_LONG
+    held = [r for r in run.records if push.number < r.number < revert.number]
+    assert {r.reason for r in held} == {Reason.VERIFYING} and len(held) >= 9
+    assert run.setting == BOOT and memory_of(run).tried[-1].verdict == "inconclusive"
+
+
+def test_an_idle_window_judges_nothing() -> None:
+    run = rig(proposes(step_tokens=512), options=options(search_requests=20))
+    run.run(6, until=pushed)
+    run.engine.silence()
+    run.run(4)
+    last = run.records[-1]
+    assert last.verify is not None and last.verify.verdict == "inconclusive"
+    assert (last.action, last.reason) == (Action.HOLD, Reason.VERIFYING)
+    assert run.setting == FITTING
+
+
+def test_nothing_to_gain_is_a_good_answer() -> None:
+    run = rig(proposes(verdict="keep"), options=options(search_requests=20))
+    run.run(5)
+    assert run.records[-1].reason is CycleReason.NULL_RESULT and not run.port.moving
+    assert len(run.searcher.jobs) == 1, "it is not asked again before it is due"
+
+
+def test_who_is_served_well_needs_no_search() -> None:
+    run = rig(proposes(step_tokens=512), engine=LiveEngine(Traffic(documents=0)), options=options(search_requests=20))
+    run.run(3)
+    assert run.records[-1].reason is CycleReason.NO_TARGETS_MISSED and not run.searcher.jobs
+
+
+def test_a_twin_that_is_not_good_is_not_acted_on() -> None:
+    run = rig(proposes(step_tokens=512, twin="not_good", verdict="none"), options=options(search_requests=20))
+    run.run(4)
+    assert run.records[-1].reason is Reason.TWIN_NOT_TRUSTED and not run.port.moving
+    few = rig(proposes(step_tokens=512, twin="too_few"), options=options(search_requests=20))
+    few.run(4)
+    assert few.records[-1].reason is Reason.TWIN_NOT_TRUSTED and not few.port.moving
+
+
+def test_an_unknown_gain_or_error_is_never_a_good_sign() -> None:
+    for unknown in ({"gain": None}, {"error": None}):
+        run = rig(proposes(step_tokens=512, **unknown), options=options(search_requests=20))
+        run.run(4)
+        assert run.records[-1].reason is Reason.GAIN_UNKNOWN and not run.port.moving
+
+
+def test_a_gain_within_the_twins_own_error_is_not_worth_a_push() -> None:
+    run = rig(proposes(step_tokens=512, gain=0.05, error=-0.06), options=options(search_requests=20))
+    run.run(4)
+    assert run.records[-1].reason is Reason.WITHIN_NOISE and not run.port.moving
+
+
+# --- who may push, and when --------------------------------------------------------------------
+
+
+def test_shadow_mode_says_what_it_would_push_and_asks_the_engine_for_nothing() -> None:
+    run = rig(proposes(step_tokens=512), options=options(live=False, search_requests=20))
+    run.run(4)
+    assert run.records[-1].reason is Reason.SHADOW and run.records[-1].would_push == {"step_tokens": 512}
+    assert set(run.port.calls) == {"state", "steps", "requests"}
+    assert run.setting == BOOT
+
+
+def test_live_waits_for_its_time_in_shadow_and_holds_no_lease_before() -> None:
+    limits = replace(BOLD, min_shadow_s=45.0)
+    run = rig(proposes(step_tokens=512), options=options(limits=limits, search_requests=20))
+    run.run(8, until=pushed)
+    assert Reason.SHADOW_TOO_SHORT in [r.reason for r in run.records]
+    early = [r for r in run.records if r.number <= 5]
+    assert all(r.lease_left_s is None and r.pushed is None for r in early)
+    assert pushed(run.records[-1]) and run.records[-1].number == 6, "four full cycles of looking are 40 s"
+
+
+def test_of_two_controllers_exactly_one_acts() -> None:
+    engine = LiveEngine()
+    clock = LiveClock([engine])
+    quick = options(search_requests=20)
+    first = rig(proposes(step_tokens=512), engine=engine, clock=clock, options=quick)
+    second = rig(proposes(step_tokens=1024), engine=engine, clock=clock, store=MemoryStore("two"), options=quick)
+    for _ in range(6):
+        first.run(1)
+        second.records.append(second.controller.cycle())
+    assert first.port.moving and not second.port.moving
+    assert {r.reason for r in second.records} == {CycleReason.HELD_BY_OTHER}
+    assert engine.running.tuning_state().setting() == FITTING
+    # The first one is killed: its lease ends, and the second one takes over.
+    second.run(8)
+    assert second.records[-1].lease_left_s is not None
+    lease = engine.running.tuning_state().lease
+    assert lease is not None and lease.actor == "rooftune/two"
+
+
+def test_two_that_claim_at_once_get_one_lease() -> None:
+    engine = LiveEngine()
+    clock = LiveClock([engine])
+    first = rig(proposes(step_tokens=512), engine=engine, clock=clock)
+    second = rig(proposes(step_tokens=1024), engine=engine, clock=clock, store=MemoryStore("two"))
+    state = engine.running.tuning_state()
+    clock.sleep(10.0)
+    first.port.script = second.port.script = lambda name: state if name == "state" else None
+    reasons = [first.controller.cycle().reason, second.controller.cycle().reason]
+    assert reasons[0] is CycleReason.TOO_LITTLE_DATA
+    assert reasons[1] in (CycleReason.CONFLICT, CycleReason.HELD_BY_OTHER)
+
+
+@pytest.mark.slow
+def test_a_large_step_is_taken_in_strides_and_each_is_verified() -> None:
+    limits = replace(BOLD, largest_ratio=2.0)
+    tight = Slo((Target("ttft", 3.0, 0.99), Target("longest_gap", 0.15, 0.99)))
+    given = options(limits=limits, verify_s=30.0, min_requests=20, slo=tight)
+    run = rig(proposes(step_tokens=512, gain=0.12), options=given)
+    run.run(6, until=pushed)
+    assert run.records[-1].reason is Reason.STEP_LIMITED and run.records[-1].pushed == {"step_tokens": 1024}
+    run.run(1)
+    verify = run.records[-1].verify
+    assert verify is not None and verify.predicted_gain is None, "the prediction was about the whole way"
+    run.run(14, until=pushed)
+    assert run.records[-1].pushed == {"step_tokens": 512}, "not worse was enough to go on"
+
+
+@pytest.mark.slow
+def test_dwell_keeps_pushes_apart() -> None:
+    limits = replace(BOLD, dwell_s=100.0)
+    turns = iter([512, 700, 700, 700, 700, 700, 700])
+    run = rig(
+        lambda job: answer_of(job, step_tokens=next(turns), gain=0.3),
+        options=options(limits=limits, search_every_s=20.0, search_requests=20),
+    )
+    run.engine.carry(Traffic(document_tokens=6000, rate_rps=2.5))
+    run.run(30, until=lambda r: r.reason is Reason.DWELL or len(run.port.moving) > 1)
+    moving = [r for r in run.records if pushed(r)]
+    assert len(moving) == 1, "a second push within the dwell time"
+
+
+def test_the_exploration_budget_stops_trials() -> None:
+    limits = replace(BOLD, exploration_slo_s_per_day=0.5)
+    run = rig(proposes(step_tokens=512, error=0.04), options=options(limits=limits, search_requests=20))
+    run.run(5)
+    assert run.records[-1].reason is Reason.EXPLORATION_BUDGET and not run.port.moving
+
+
+def test_what_was_spent_today_counts_and_tomorrow_is_another_day(lied: Rig) -> None:
+    spent = sum(amount for _, amount in memory_of(lied).days)
+    limits = replace(BOLD, exploration_slo_s_per_day=spent + 0.1)
+    store = MemoryStore()
+    store.values = dict(lied.store.values)
+    run = rig(proposes(step_tokens=512), store=store, options=options(limits=limits, search_requests=20))
+    run.run(5)
+    assert run.records[-1].reason is Reason.EXPLORATION_BUDGET
+    run.clock.jump(86_400.0)
+    run.run(1)
+    assert pushed(run.records[-1])
+
+
+def test_operator_thresholds_win_over_statistics() -> None:
+    thresholds = RollbackThresholds(gap_p99_s=0.05)
+    run = rig(proposes(step_tokens=512), options=options(thresholds=thresholds, search_requests=20))
+    run.run(7, until=reverted)
+    revert = run.records[-1]
+    assert revert.reason is Reason.OPERATOR_THRESHOLD
+    assert revert.verify is not None and revert.verify.crossed == ("gap_p99_s",)
+    assert run.setting == BOOT
+
+
+def test_a_threshold_that_the_engines_own_setting_crosses_does_not_stop_tuning() -> None:
+    thresholds = RollbackThresholds(gap_p99_s=0.3)
+    run = rig(proposes(step_tokens=512), options=options(thresholds=thresholds, search_requests=20))
+    run.run(8, until=pushed)
+    assert pushed(run.records[-1])
+
+
+def test_maintenance_windows_are_in_the_operators_week() -> None:
+    from policies.guard import WeekSpan
+
+    always = GuardLimits(**{**BOLD.__dict__, "no_push": (WeekSpan(0, 10_079),)})
+    run = rig(proposes(step_tokens=512), options=options(limits=always, search_requests=20))
+    run.run(4)
+    assert run.records[-1].reason is Reason.MAINTENANCE_WINDOW and not run.port.moving
+    assert run.records[-1].lease_left_s is not None, "what is in force is still held"
+
+
+# --- people ------------------------------------------------------------------------------------
+
+
+def ask(run: Rig, what: Any) -> None:
+    what(run.store, "ann", "a reason", 0.0)
+
+
+def test_a_pause_keeps_what_is_in_force_and_stops_pushes() -> None:
+    run = rig(proposes(step_tokens=512), options=options(search_requests=20))
+    run.run(2)
+    ask(run, wishes.pause)
+    run.run(3)
+    assert run.records[-1].reason is Reason.PAUSED and not run.port.moving
+    assert run.records[-1].lease_left_s is not None
+    ask(run, wishes.resume)
+    run.run(2, until=pushed)
+    assert pushed(run.records[-1])
+
+
+def test_a_revert_asked_for_is_done_blocks_and_ends_with_a_resume() -> None:
+    run = rig(proposes(step_tokens=512), options=options(search_requests=20))
+    run.run(6, until=pushed)
+    ask(run, wishes.ask_revert)
+    run.run(1)
+    assert (run.records[-1].action, run.records[-1].reason) == (Action.REVERT, Reason.BLOCKED_AFTER_REVERT)
+    state = run.engine.running.tuning_state()
+    assert state.blocked and state.setting() == BOOT
+    assert wishes.pending(run.store) == (None, None)
+    calls = run.port.calls.count("push")
+    run.run(2)
+    assert run.records[-1].reason is Reason.BLOCKED_AFTER_REVERT and run.port.calls.count("push") == calls
+    ask(run, wishes.resume)
+    run.run(2)
+    assert not run.engine.running.tuning_state().blocked
+    assert run.records[-1].lease_left_s is not None
+
+
+def test_a_revert_at_the_engine_is_respected() -> None:
+    run = rig(proposes(step_tokens=512), options=options(search_requests=20))
+    run.run(6, until=pushed)
+    run.engine.running.revert(wire.RevertRequest(actor="bob", reason="no", block=True))
+    run.run(2)
+    assert {r.reason for r in run.records[-2:]} == {Reason.BLOCKED_AFTER_REVERT}
+    assert "no verdict" in run.records[-2].detail and memory_of(run).trial is None
+
+
+def test_a_deploy_stops_pushes() -> None:
+    going = [True]
+    run = rig(proposes(step_tokens=512), options=options(search_requests=20), deploying=lambda: going[0])
+    run.run(4)
+    assert run.records[-1].reason is Reason.DEPLOY and not run.port.moving
+    going[0] = False
+    run.run(1)
+    assert pushed(run.records[-1])
+
+
+def test_a_clean_end_gives_the_lease_back() -> None:
+    run = rig(proposes(step_tokens=512), options=options(search_requests=20))
+    run.run(6, until=pushed)
+    assert "boot setting" in run.controller.stop()
+    state = run.engine.running.tuning_state()
+    assert state.lease is None and not state.blocked and state.setting() == BOOT
+    assert "no lease of ours" in run.controller.stop()
+
+
+# --- traffic -----------------------------------------------------------------------------------
+
+
+def test_a_shift_of_traffic_starts_a_search_at_once() -> None:
+    run = rig(proposes(verdict="keep"), options=options(search_every_s=100_000.0, window_s=40.0, search_requests=20))
+    run.run(4)
+    assert len(run.searcher.jobs) == 1
+    run.engine.carry(Traffic(rate_rps=4.0, prompt_tokens=600, documents=6))
+    run.run(6)
+    assert len(run.searcher.jobs) >= 2
+
+
+@pytest.mark.slow
+def test_the_window_that_is_searched_ran_under_one_setting() -> None:
+    seen: list[Job] = []
+
+    def reply(job: Job) -> Answer | WorkerError:
+        seen.append(job)
+        return answer_of(job, step_tokens=random.Random(len(seen)).choice([512, 600]), gain=0.12)
+
+    run = rig(reply, options=options(search_requests=30, search_every_s=20.0))
+    run.run(14)
+    for job in seen:
+        assert job.current == job.base
+    assert len({job.current["step_tokens"] for job in seen}) >= 1
+
+
+def test_a_child_that_fails_is_told_of_and_asked_again_when_due() -> None:
+    replies = iter([WorkerError(WorkerFault.DIED, "gone"), None])
+
+    def reply(job: Job) -> Answer | WorkerError:
+        found = next(replies)
+        return answer_of(job, step_tokens=512) if found is None else found
+
+    run = rig(reply, options=options(search_requests=20, search_every_s=20.0))
+    run.run(8, until=pushed)
+    failed = [r for r in run.records if r.reason is CycleReason.WORKER_FAILED]
+    assert failed and "died" in failed[0].detail
+    assert all(r.lease_left_s is not None for r in run.records)
+    assert pushed(run.records[-1])
