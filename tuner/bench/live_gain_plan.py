@@ -39,15 +39,15 @@ class Sizes:
 
 
 def listed(sizes: Sizes, rate_rps: float, span_s: float, seed: int) -> Listed:
-    """Poisson arrivals, every eighth prompt a long one."""
+    """Poisson arrivals at exactly this mean rate, every eighth prompt a long one; at least two long ones."""
     chance = random.Random(seed)
-    rows: list[tuple[float, int, int]] = []
-    at_s = 0.0
-    while (at_s := at_s + chance.expovariate(rate_rps)) < span_s or len(rows) < LONG_EVERY:
-        long = len(rows) % LONG_EVERY == LONG_EVERY - 1
-        rows.append((at_s, chance.randint(*(sizes.long if long else sizes.short)), chance.randint(*sizes.answer)))
-    columns = np.array(rows, dtype=np.float64)
-    return Listed(columns[:, 0], columns[:, 1], columns[:, 2])
+    n = max(round(rate_rps * span_s), 2 * LONG_EVERY)
+    gaps_s = np.array([chance.expovariate(1.0) for _ in range(n)])
+    arrival_s = np.cumsum(gaps_s) * (n / rate_rps / float(gaps_s.sum()))
+    long = np.arange(n) % LONG_EVERY == LONG_EVERY - 1
+    prompts = [float(chance.randint(*(sizes.long if one else sizes.short))) for one in long]
+    outputs = [float(chance.randint(*sizes.answer)) for _ in range(n)]
+    return Listed(arrival_s - arrival_s[0], np.array(prompts), np.array(outputs))
 
 
 def at_once(requests: Listed) -> Listed:
