@@ -64,6 +64,7 @@ class LiveEngine:
     options: dict[str, object] = field(default_factory=dict)
     slow: float = 1.0
     jitter: float = 0.02
+    hung: bool = False
     rejected: int = 0
     after_step: Callable[["LiveEngine"], None] | None = None
 
@@ -101,6 +102,10 @@ class LiveEngine:
     def advance(self, seconds: float) -> None:
         """Let so much time pass at the engine; a step that has begun is finished."""
         self._target_s += seconds
+        if self.hung:  # arrivals pile up, no step ends
+            self.clock.now_s = max(self.clock.now_s, self._target_s)
+            self._arrive()
+            return
         while self.clock.now_s < self._target_s:
             self._arrive()
             if self.running.step():

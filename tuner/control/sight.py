@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from policies.errors import InputError
 from tuner.clock import Clock
 from tuner.control import schedule, wishes
 from tuner.control.book import Book
@@ -80,9 +81,16 @@ class Sight:
         self._looked_s: float | None = None
 
     def look(self, draft: Draft) -> Sighting:
-        """Raises PortError, StoreError, and InputError for rows that make no sense."""
+        """Raises PortError, StoreError, and InputError for rows that make no sense; those are forgotten."""
         reading = self._reader.read()
         self._window = self._window.add(reading)
+        try:
+            return self._look(reading, draft)
+        except InputError:
+            self._window = self._window.fresh()
+            raise
+
+    def _look(self, reading: Reading, draft: Draft) -> Sighting:
         state = reading.state
         # A wall clock that is off names another day; a cycle does not end over it.
         now_s, wall_s = self._clock.now_s(), min(max(self._clock.wall_s(), 0.0), LATEST_WALL_S)

@@ -1,0 +1,302 @@
+"""What an engine may do to its controller: each fault ends in hold or revert, and nothing is lost for good."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from policies import wire
+from policies.guard import Action, Reason
+from policies.request import Setting
+from tests.control.doubles import BOLD, Rig, options, proposes, rig
+from tests.control.live import BOOT, LiveEngine
+from tuner.control.outcome import CycleReason, CycleRecord
+from tuner.ports.base import PortError, PortFault
+
+QUICK = options(search_requests=20)
+FITTING = BOOT._replace(step_tokens=512)
+REASONS = {
+    PortFault.UNREACHABLE: CycleReason.UNREACHABLE,
+    PortFault.TIMEOUT: CycleReason.UNREACHABLE,
+    PortFault.SERVER_ERROR: CycleReason.UNREACHABLE,
+    PortFault.UNAUTHORIZED: CycleReason.UNAUTHORIZED,
+    PortFault.READ_ONLY: CycleReason.REFUSED,
+    PortFault.NO_PROTOCOL: CycleReason.NO_PROTOCOL,
+    PortFault.PROTOCOL_MISMATCH: CycleReason.NO_PROTOCOL,
+    PortFault.GARBAGE: CycleReason.GARBAGE,
+}
+
+
+def pushed(record: CycleRecord) -> bool:
+    return record.action is Action.PUSH
+
+
+def failing(fault: PortFault, *calls: str) -> Callable[[str], object]:
+    def script(name: str) -> object:
+        if name in calls:
+            raise PortError(fault, f"{name} failed on purpose\nwith two lines")
+        return None
+
+    return script
+
+
+def on_trial(**more: Any) -> Rig:
+    """A rig whose push is in force and not judged yet."""
+    run = rig(proposes(step_tokens=512), options=more.pop("options", QUICK), **more)
+    run.run(8, until=pushed)
+    assert run.setting == FITTING
+    return run
+
+
+def test_every_fault_has_a_reason() -> None:
+    assert set(REASONS) == set(PortFault)
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("fault", list(PortFault))
+@pytest.mark.parametrize("call", ["state", pytest.param("steps", marks=SLOW), pytest.param("requests", marks=SLOW)])
+def test_a_read_that_fails_holds_and_says_why(fault: PortFault, call: str) -> None:
+    run = rig(proposes(step_tokens=512), options=QUICK)
+    run.port.script = failing(fault, call)
+    run.run(1)
+    record = run.records[0]
+    assert (record.action, record.reason) == (Action.HOLD, REASONS[fault])
+    assert "on purpose" in record.detail and "\n" not in record.detail
+    assert "push" not in run.port.calls
+    run.port.script = None
+    run.run(1)
+    assert run.records[-1].observed is not None and run.records[-1].observed.requests > 20, "no row was lost"
+
+
+@pytest.mark.parametrize("fault", [PortFault.UNREACHABLE, pytest.param(PortFault.UNAUTHORIZED, marks=SLOW)])
+def test_who_cannot_read_does_not_renew_and_the_engine_goes_back_by_itself(fault: PortFault) -> None:
+    run = on_trial()
+    run.port.script = failing(fault, "state")
+    run.run(5)
+    assert run.setting == BOOT
+    run.port.script = None
+    run.run(2)
+    assert "no verdict" in run.records[-2].detail
+    assert run.records[-1].lease_left_s is not None, "and it goes on"
+
+
+@pytest.mark.parametrize("fault", [PortFault.TIMEOUT, PortFault.UNAUTHORIZED, PortFault.READ_ONLY])
+def test_a_renewal_that_fails_is_the_reason_of_the_cycle(fault: PortFault) -> None:
+    run = rig(proposes(step_tokens=512), options=QUICK)
+    run.port.script = failing(fault, "push")
+    run.run(1)
+    assert (run.records[0].action, run.records[0].reason) == (Action.HOLD, REASONS[fault])
+
+
+def test_a_push_whose_answer_was_lost_is_taken_up_again_when_it_arrived() -> None:
+    run = rig(proposes(step_tokens=512, gain=0.12), options=QUICK)
+    engine = run.engine.running
+
+    def lose(request: wire.PushRequest) -> wire.PushAnswer | wire.Refusal:
+        engine.push(request)
+        raise PortError(PortFault.TIMEOUT, "no answer in time")
+
+    honest = run.port.push
+    run.port.push = lambda request: lose(request) if request.knobs.step_tokens else honest(request)  # type: ignore[method-assign]  # scripted
+    run.run(8, until=lambda record: record.reason is CycleReason.UNREACHABLE)
+    lost = run.records[-1]
+    assert lost.action is Action.HOLD and lost.pushed is None and run.setting == FITTING
+    run.run(5, until=lambda record: record.verify is not None and record.verify.verdict == "better")
+    assert run.records[-1].verify is not None and run.records[-1].verify.push_cycle == lost.number
+    assert run.setting == FITTING
+
+
+def test_a_push_that_never_arrived_is_not_taken_for_one_in_force() -> None:
+    run = rig(proposes(step_tokens=512), options=QUICK)
+    run.run(2)
+    honest, lost = run.port.push, []
+
+    def lose_once(request: wire.PushRequest) -> wire.PushAnswer | wire.Refusal:
+        if request.knobs.step_tokens and not lost:
+            lost.append(request)
+            raise PortError(PortFault.UNREACHABLE, "gone")
+        return honest(request)
+
+    run.port.push = lose_once  # type: ignore[method-assign]  # scripted
+    run.run(3, until=lambda record: record.reason is CycleReason.UNREACHABLE)
+    assert run.setting == BOOT
+    run.run(2, until=pushed)
+    assert "no verdict" in run.records[-2].detail + run.records[-1].detail
+    assert run.setting == FITTING
+
+
+def test_a_revert_that_fails_is_tried_again_until_it_is_done() -> None:
+    limits = replace(BOLD, max_inconclusive_s=15.0)
+    run = on_trial(options=options(search_requests=20, limits=limits, harm_requests=1000, min_requests=1000))
+    run.port.script = failing(PortFault.TIMEOUT, "revert")
+    run.run(2)
+    assert run.records[-1].reason is CycleReason.UNREACHABLE and run.setting == FITTING
+    assert "not taken back" in run.records[-1].detail
+    run.port.script = None
+    run.run(1)
+    assert (run.records[-1].action, run.records[-1].reason) == (Action.REVERT, Reason.INCONCLUSIVE_TOO_LONG)
+    assert run.setting == BOOT
+
+
+# --- refusals ----------------------------------------------------------------------------------
+
+
+def refusing(code: str) -> Callable[[str], object]:
+    """Every push is refused with this code."""
+
+    def script(name: str) -> object:
+        return wire.Refusal(code=code, revision=7, message="no") if name == "push" else None  # type: ignore[arg-type]  # a literal
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("conflict_revision", CycleReason.CONFLICT),
+        ("outside_envelope", CycleReason.REFUSED),
+        pytest.param("held_by_other", CycleReason.HELD_BY_OTHER, marks=SLOW),
+        pytest.param("blocked_by_revert", Reason.BLOCKED_AFTER_REVERT, marks=SLOW),
+        pytest.param("lease_length", CycleReason.REFUSED, marks=SLOW),
+        pytest.param("needs_step_model", CycleReason.REFUSED, marks=SLOW),
+        pytest.param("malformed", CycleReason.REFUSED, marks=SLOW),
+        pytest.param("clock_unreadable", CycleReason.REFUSED, marks=SLOW),
+    ],
+)
+def test_a_refused_push_changes_nothing_and_is_no_trial(code: str, reason: CycleReason | Reason) -> None:
+    run = rig(proposes(step_tokens=512), options=QUICK)
+    run.run(2)
+    run.port.script = refusing(code)
+    run.run(2)
+    assert run.records[-1].reason is reason and run.records[-1].pushed is None
+    assert run.setting == BOOT and run.records[-1].verify is None
+    run.port.script = None
+    run.run(3, until=pushed)
+    assert pushed(run.records[-1]), "the next cycle reads again and decides again"
+
+
+def test_a_revision_that_moves_between_reading_and_pushing_is_a_conflict() -> None:
+    run = rig(proposes(step_tokens=512), options=QUICK)
+    run.run(2)
+
+    def meddle(name: str) -> object:
+        if name == "push":
+            run.port.script = None
+            run.engine.running.revert(wire.RevertRequest(actor="bob", reason="looks", block=False))
+        return None
+
+    run.port.script = meddle
+    run.run(1)
+    assert (run.records[-1].action, run.records[-1].reason) == (Action.HOLD, CycleReason.CONFLICT)
+    run.run(2, until=pushed)
+    assert run.setting == FITTING
+
+
+# --- restarts, hangs, overruns -----------------------------------------------------------------
+
+
+def test_an_engine_restarted_with_other_boot_values_is_met_anew() -> None:
+    run = on_trial()
+    run.engine.boot = Setting(step_tokens=1900, max_running=16)
+    run.engine.start()
+    run.run(1)
+    record = run.records[-1]
+    assert (record.action, record.reason) == (Action.HOLD, Reason.ENGINE_RESTARTED)
+    assert record.in_force is not None and record.in_force["step_tokens"] == 1900
+    assert "no verdict" in record.detail
+    run.run(8, until=pushed)
+    assert run.setting == Setting(step_tokens=512, max_running=16)
+    assert run.searcher.jobs[-1].base["step_tokens"] == 1900
+    assert run.searcher.jobs[-1].engine.sequence_ceiling == 16
+
+
+def test_an_engine_that_is_killed_and_comes_back_is_waited_for() -> None:
+    run = on_trial()
+    run.port.script = failing(PortFault.UNREACHABLE, "state", "steps", "requests", "push", "revert")
+    run.run(3)
+    assert {r.reason for r in run.records[-3:]} == {CycleReason.UNREACHABLE}
+    run.engine.start()
+    run.port.script = None
+    run.run(1)
+    assert run.records[-1].reason is Reason.ENGINE_RESTARTED
+    run.run(8, until=pushed)
+    assert run.setting == FITTING
+
+
+def test_a_hung_engine_is_not_held_by_a_controller_that_sees_nothing() -> None:
+    run = on_trial()
+    run.engine.hung = True
+    run.run(8)
+    assert run.records[-1].action is Action.HOLD
+    assert Reason.METRICS_STALE in [r.reason for r in run.records]
+    assert run.setting == BOOT and run.records[-1].lease_left_s is None
+
+
+def test_an_engine_that_becomes_ten_times_slower_ends_the_trial_in_a_revert() -> None:
+    run = on_trial()
+    run.engine.slow = 10.0
+    run.run(10, until=lambda record: record.action is Action.REVERT)
+    assert run.records[-1].action is Action.REVERT and run.setting == BOOT
+
+
+def test_rows_that_were_overwritten_are_counted_and_the_rest_is_used() -> None:
+    run = rig(proposes(step_tokens=512), engine=LiveEngine(ring_rows=100), options=QUICK)
+    run.run(8, until=pushed)
+    assert sum(r.lost_steps for r in run.records) > 0
+    assert pushed(run.records[-1])
+
+
+def test_rows_that_make_no_sense_are_forgotten() -> None:
+    run = rig(proposes(step_tokens=512), options=QUICK)
+    run.run(1)
+    honest = run.port.requests_after
+
+    def before_their_arrival(after: int) -> wire.RequestColumns:
+        page = honest(after)
+        return page.model_copy(update={"finish_s": tuple(0.0 for _ in page.finish_s)})
+
+    run.port.requests_after = before_their_arrival  # type: ignore[method-assign]  # scripted
+    run.run(1)
+    assert (run.records[-1].action, run.records[-1].reason) == (Action.HOLD, CycleReason.GARBAGE)
+    run.port.requests_after = honest  # type: ignore[method-assign]  # scripted
+    run.run(5, until=pushed)
+    assert pushed(run.records[-1])
+
+
+def test_a_state_without_a_token_budget_is_no_engine_to_tune() -> None:
+    run = rig(proposes(step_tokens=512), options=QUICK)
+    whole = run.engine.running.tuning_state()
+    nameless = whole.model_copy(update={"knobs": tuple(k for k in whole.knobs if k.name != "step_tokens")})
+    run.port.script = lambda name: nameless if name == "state" else None
+    run.run(1)
+    assert (run.records[0].action, run.records[0].reason) == (Action.HOLD, CycleReason.GARBAGE)
+    assert "step_tokens" in run.records[0].detail
+
+
+# --- clocks ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "jump_s", [86_400.0, pytest.param(-86_400.0, marks=SLOW), -3e9, pytest.param(1e15, marks=SLOW)]
+)
+def test_a_wall_clock_that_jumps_changes_nothing_but_the_date(jump_s: float) -> None:
+    straight, jumped = (rig(proposes(step_tokens=512), options=QUICK) for _ in range(2))
+    straight.run(3)
+    jumped.run(3)
+    jumped.clock.jump(jump_s)
+    straight.run(4)
+    jumped.run(4)
+    assert [(r.action, r.reason) for r in jumped.records] == [(r.action, r.reason) for r in straight.records]
+    assert jumped.setting == straight.setting
+
+
+def test_the_engines_clock_is_the_one_that_counts_for_a_trial() -> None:
+    """The controller's own clock stands still for an hour (a machine that slept): the trial is judged by rows."""
+    run = on_trial()
+    run.engine.advance(20.0)
+    run.run(1)
+    verify = run.records[-1].verify
+    assert verify is not None and verify.requests > 40

@@ -1,0 +1,108 @@
+"""The disk may fail in every write of a cycle: nothing is pushed that is not written down, and the loop goes on."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies.guard import Action
+from tests.control.doubles import MemoryStore, Rig, options, proposes, rig
+from tests.control.live import BOOT
+from tuner.control.outcome import CycleReason, CycleRecord
+from tuner.control.state import StateFile
+from tuner.control.state_errors import StoreError, StoreFault
+
+QUICK = options(search_requests=20)
+SLOW = pytest.mark.slow
+FAULTS = [
+    StoreFault.LOCKED,
+    StoreFault.FULL,
+    pytest.param(StoreFault.DAMAGED, marks=SLOW),
+    pytest.param(StoreFault.UNUSABLE, marks=SLOW),
+]
+
+
+class Flaky(MemoryStore):
+    """Fails in one method (the nth call of it from ``arm`` on), or in all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.method, self.fault = "", StoreFault.FULL
+
+    def arm(self, method: str, fault: StoreFault) -> None:
+        self.method, self.fault = method, fault
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("next_number", "note_push", "put", "value", "keep") and self.method in (name, "all"):
+            raise StoreError(self.fault, f"{name} failed on purpose")
+        return super().__getattribute__(name)
+
+
+def pushed(record: CycleRecord) -> bool:
+    return record.action is Action.PUSH
+
+
+def flaky_rig() -> tuple[Rig, Flaky]:
+    store = Flaky()
+    return rig(proposes(step_tokens=512), options=QUICK, store=store), store
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_state_file_that_does_not_take_part_means_hold(fault: StoreFault) -> None:
+    run, store = flaky_rig()
+    run.run(2)
+    store.arm("all", fault)
+    run.run(5)
+    assert {r.reason for r in run.records[2:]} == {CycleReason.STORE_FAILED}
+    assert run.setting == BOOT and not run.port.moving
+    store.arm("", fault)
+    run.run(4, until=pushed)
+    assert pushed(run.records[-1]), "and goes on when it is back"
+
+
+@pytest.mark.parametrize("method", ["next_number", "note_push", "keep", "value"])
+def test_nothing_is_pushed_that_cannot_be_written_down(method: str) -> None:
+    run, store = flaky_rig()
+    run.run(2)
+    store.arm(method, StoreFault.FULL)
+    run.run(3)
+    assert not run.port.moving and run.setting == BOOT
+    assert run.records[-1].action is Action.HOLD
+
+
+def test_a_record_that_is_lost_is_told_of_and_the_trial_still_known() -> None:
+    """The disk fills up between the push and the record of it."""
+    run, store = flaky_rig()
+    run.run(2)
+    store.arm("put", StoreFault.FULL)
+    run.run(3, until=pushed)
+    assert "not written down" in run.records[-1].detail
+    number = run.records[-1].number
+    assert store.get(number) is None and number in store.noted
+    store.arm("", StoreFault.FULL)
+    run.run(1)
+    assert run.records[-1].verify is not None and run.records[-1].verify.push_cycle == number
+
+
+def test_a_memory_of_another_version_is_begun_anew() -> None:
+    run = rig(proposes(step_tokens=512), options=QUICK)
+    run.store.values["loop"] = '{"trial": 3}'
+    run.store.values["model"] = "[]"
+    run.run(5, until=pushed)
+    assert pushed(run.records[-1])
+
+
+def test_the_real_state_file_serves_the_loop_and_a_damaged_one_is_moved_aside(tmp_path: Path) -> None:
+    with StateFile.own(tmp_path) as store:
+        run = rig(proposes(step_tokens=512), options=QUICK, store=store)  # type: ignore[arg-type]  # a store all the same
+        run.run(6, until=pushed)
+        assert pushed(run.records[-1])
+        assert store.get(run.records[-1].number) == run.records[-1]
+        assert [row.number for row in store.pushes(5)] == [run.records[-1].number]
+    for path in tmp_path.glob("state.db*"):
+        path.write_bytes(b"not a database at all, but long enough to be looked at" * 100)
+    with StateFile.own(tmp_path) as store:
+        assert store.notes
+        again = rig(proposes(step_tokens=512), options=QUICK, store=store)  # type: ignore[arg-type]  # as above
+        again.run(3)
+        assert again.records[-1].action is Action.HOLD and not again.port.moving, "it begins paused"
