@@ -1,0 +1,197 @@
+"""``rooftune envelope``: what a vLLM starts with by itself, what a larger ceiling costs, and the flags that leave room.
+
+Nothing is asked of a server: the figures are those of earlier starts, which vLLM prints into its log.
+"""
+
+import argparse
+import json
+import re
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+from policies.commands import Command
+from policies.errors import InfeasibleError, InputError, bad_value
+from tuner.cli.values import parse_count
+from tuner.ports.vllm_boot import BootFlags, BootTrial, ModelFacts, Objection, objections
+from tuner.ports.vllm_defaults import Batch, Card, Platform, Start, Usage, default_batch
+from tuner.ports.vllm_envelope import Advice, BootPoint, Geometry, Headroom, advice_lines, advise, price
+from tuner.ports.vllm_versions import Version, capabilities, parse_version
+
+SCHEMA = "rooftune.envelope"
+W = TypeVar("W", bound=StrEnum)
+_EPILOG = """examples:
+  rooftune envelope --vllm 0.32.0 --card-memory 80GiB --card-name "NVIDIA H100 80GB HBM3" --model-tokens 32768
+  rooftune envelope --vllm 0.32.0 --card-memory 24GiB --model-tokens 8192 \\
+      --boot 2048:40464 --boot 8192:36720 --want 8192
+  rooftune envelope --vllm 0.32.0 --card-memory 24GiB --model-tokens 8192 \\
+      --boot 2048:40464 --model-config config.json --want 8192
+
+--boot takes what vLLM's log says of a start: its max_num_batched_tokens and "GPU KV cache size: N tokens". The first
+is the start of today; two with different ceilings measure the price, one and the model's shape estimate it.
+exit codes: 0 done, 1 such a start would end or leave no room, 2 usage or input"""
+_MEMORY = re.compile(r"(\d{1,7}(?:\.\d{1,3})?) ?(GiB|GB|MiB|MB)")
+_UNITS = {"GiB": 1024**3, "GB": 10**9, "MiB": 1024**2, "MB": 10**6}
+_MOST_TOKENS = 100_000_000
+_MOST_CONFIG_BYTES = 1_000_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``envelope``."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EPILOG
+    deployment = parser.add_argument_group("the deployment")
+    deployment.add_argument("--vllm", metavar="VERSION", required=True, help="such as 0.32.0")
+    deployment.add_argument("--model-tokens", metavar="N", required=True, help="max_model_len")
+    deployment.add_argument("--card-memory", metavar="SIZE", help="of one card, such as 80GiB (not for --platform cpu)")
+    deployment.add_argument("--card-name", metavar="NAME", default="", help="as the driver says it: an A100 differs")
+    deployment.add_argument("--platform", metavar="NAME", default="gpu", help="gpu (default), cpu or tpu")
+    deployment.add_argument("--usage", metavar="NAME", default="server", help="server (default) or llm: the class LLM")
+    deployment.add_argument("--world-size", metavar="N", default="1", help="tensor times pipeline parallel (default 1)")
+    deployment.add_argument("--throughput", action="store_true", help="performance mode throughput")
+    deployment.add_argument("--item-tokens", metavar="N", default="0", help="largest multimodal item (default 0: text)")
+    room = parser.add_argument_group("room to move")
+    room.add_argument("--want", metavar="N", help="largest budget that is to be possible without a restart")
+    room.add_argument("--budget", metavar="N", help="budget to start with (default: the ceiling of today)")
+    room.add_argument("--boot", metavar="CEILING:KV_TOKENS", action="append", help="a start; the first: that of today")
+    room.add_argument("--ended", metavar="CEILING", action="append", help="a ceiling whose start ended, out of memory")
+    room.add_argument("--model-config", metavar="FILE", help="config.json of the model, for its shape")
+    room.add_argument("--block-tokens", metavar="N", default="16", help="tokens of a KV block (default 16)")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what vLLM would do by itself and, with --want, what it takes to have room."""
+    version = parse_version(arguments.vllm)
+    if version is None:
+        raise bad_value("--vllm", arguments.vllm, "a version such as 0.32.0", "see vllm --version")
+    start = Start(
+        model_tokens=_tokens(arguments.model_tokens, "--model-tokens"),
+        usage=_one_of(Usage, arguments.usage, "--usage"),
+        world_size=parse_count(arguments.world_size, "--world-size", high=100_000),
+        throughput=arguments.throughput,
+    )
+    card = _card(arguments)
+    default = default_batch(card, start)
+    if arguments.want is None:
+        for flag in ("budget", "boot", "ended", "model_config"):
+            if getattr(arguments, flag) is not None:
+                raise InputError(f"--{flag.replace('_', '-')} goes with --want N; name the ceiling that you want")
+        _tell(arguments, version, default, None, ())
+        return 0
+    advice, against = _advice(arguments, version, start)
+    _tell(arguments, version, default, advice, against)
+    return InfeasibleError.exit_code if against or advice.headroom is Headroom.NO_ROOM else 0
+
+
+def _advice(arguments: argparse.Namespace, version: Version, start: Start) -> tuple[Advice, tuple[Objection, ...]]:
+    """What it takes, and what speaks against the start."""
+    boots = [_boot(text) for text in arguments.boot or ()]
+    if not boots:
+        raise InputError("--want needs the start of today; give --boot CEILING:KV_TOKENS from vLLM's log")
+    shape = None if arguments.model_config is None else read_geometry(Path(arguments.model_config))
+    able = capabilities(version)
+    advice = advise(
+        boots[0],
+        _tokens(arguments.want, "--want"),
+        price(boots, shape),
+        able,
+        in_force_tokens=None if arguments.budget is None else _tokens(arguments.budget, "--budget"),
+        block_tokens=parse_count(arguments.block_tokens, "--block-tokens", high=1024),
+        model_tokens=start.model_tokens,
+    )
+    item_tokens = parse_count(arguments.item_tokens, "--item-tokens", low=0, high=_MOST_TOKENS)
+    ended = [BootTrial(BootFlags(ceiling_tokens=_tokens(text, "--ended")), None) for text in arguments.ended or ()]
+    facts = ModelFacts(model_tokens=start.model_tokens, item_tokens=item_tokens)
+    return advice, objections(advice.flags, facts, able, ended)
+
+
+def read_geometry(path: Path) -> Geometry:
+    """The shape of a dense model from its config.json, weights and activations of two bytes. Raises InputError."""
+    try:
+        with path.open("rb") as file:
+            fields = json.loads(file.read(_MOST_CONFIG_BYTES))
+    except OSError as error:
+        raise InputError(f"--model-config {str(path)!r} cannot be read: {error.strerror}; correct the path") from None
+    except ValueError:
+        raise InputError(f"--model-config {str(path)!r} is no JSON; give the model's config.json") from None
+    heads = _field(fields, path, "num_attention_heads")
+    hidden = _field(fields, path, "hidden_size")
+    head_size = fields.get("head_dim")
+    kv_heads = fields.get("num_key_value_heads")
+    return Geometry(
+        hidden_size=hidden,
+        intermediate_size=_field(fields, path, "intermediate_size"),
+        layers=_field(fields, path, "num_hidden_layers"),
+        kv_heads=heads if kv_heads is None else _field(fields, path, "num_key_value_heads"),
+        head_size=hidden // heads if head_size is None else _field(fields, path, "head_dim"),
+    )
+
+
+def _field(fields: object, path: Path, name: str) -> int:
+    value = fields.get(name) if isinstance(fields, dict) else None
+    if type(value) is not int or value < 1:
+        raise InputError(f"{name} in {str(path)!r} is {value!r}, must be a whole number of at least 1; "
+                         "give the config.json of a dense model")  # fmt: skip
+    return value
+
+
+def _card(arguments: argparse.Namespace) -> Card:
+    platform = _one_of(Platform, arguments.platform, "--platform")
+    text = arguments.card_memory
+    if text is None:
+        if platform is Platform.GPU:
+            raise InputError("--card-memory is missing: vLLM's default hangs on it; give it as 80GiB")
+        return Card(0, arguments.card_name, platform)
+    found = _MEMORY.fullmatch(text)
+    if found is None:
+        raise bad_value("--card-memory", text, "a size such as 80GiB or 24564MiB", "see nvidia-smi")
+    return Card(int(float(found[1]) * _UNITS[found[2]]), arguments.card_name, platform)
+
+
+def _boot(text: str) -> BootPoint:
+    ceiling, colon, held = text.partition(":")
+    if not colon:
+        raise bad_value("--boot", text, "CEILING:KV_TOKENS", "write 2048:40464")
+    return BootPoint(_tokens(ceiling, "ceiling of --boot"), _tokens(held, "KV tokens of --boot"))
+
+
+def _tokens(text: str, what: str) -> int:
+    return parse_count(text.replace(",", ""), what, high=_MOST_TOKENS)
+
+
+def _one_of(kind: type[W], text: str, what: str) -> W:
+    try:
+        return kind(text)
+    except ValueError:
+        raise bad_value(what, text, f"one of {', '.join(kind)}", "choose one") from None
+
+
+def _tell(
+    arguments: argparse.Namespace,
+    version: Version,
+    default: Batch,
+    advice: Advice | None,
+    against: tuple[Objection, ...],
+) -> None:
+    if arguments.json:
+        document = {"schema": SCHEMA, "version": 1, "vllm": str(version), "default": asdict(default)}
+        document["advice"] = None if advice is None else asdict(advice) | {"flags": advice.flags.words()}
+        document["objections"] = [asdict(one) for one in against]
+        print(json.dumps(document))
+        return
+    print(
+        f"vLLM {version} by itself: --max-num-batched-tokens {default.ceiling_tokens} "
+        f"--max-num-seqs {default.sequences} (rules of 0.32)"
+    )
+    if advice is not None:
+        print("\n".join(advice_lines(advice)))
+    for one in against:
+        bound = "" if one.bound is None else f", bound {one.bound}"
+        print(f"do not: {one.problem.value.replace('_', ' ')}: {one.flag} {one.value}{bound}")
+
+
+COMMAND = Command(
+    "envelope", "vLLM's default on a card, what a larger ceiling costs, the flags that leave room", add_arguments, run
+)
