@@ -9,11 +9,13 @@ from policies.errors import InputError
 from policies.request import Boot, Setting
 from policies.slo import Slo, Target
 from policies.step_time import NAMED_MODELS, priced, step_time
-from tuner.search.capacity import HIGHEST_SCALE, LOWEST_SCALE, Lever, Resource, feasible_rate, find_capacity
+from tuner.search.capacity import Lever, Resource, find_capacity
 from tuner.search.evaluation import Role
+from tuner.search.feasible_rate import HIGHEST_SCALE, LOWEST_SCALE, feasible_rate
 from tuner.search.objective import evaluate
 from tuner.sim.engine import Engine
-from tuner.sim.reshape import scale_rate
+from tuner.sim.generate import document_mix
+from tuner.sim.reshape import Burst, add_burst, scale_rate
 from tuner.sim.workload import Traffic
 
 MODEL = NAMED_MODELS["8b-2tbs"]
@@ -149,3 +151,27 @@ def test_the_best_setting_carries_more_than_the_one_in_force() -> None:
     before = feasible_rate(traffic, engine, MODEL, GAP, current)
     assert found.searched and found.setting != current
     assert found.rate.scale > 1.1 * before.scale
+
+
+@pytest.mark.slow
+def test_the_document_shop_with_a_burst_within_2_percent_of_a_fine_sweep_over_settings_and_rates() -> None:
+    slo = Slo((Target("ttft", 2.0, 0.99), Target("gap", 0.03, 0.99)))
+    shop = document_mix(2, 2.0, 300.0, 8, (16_000, 32_000))
+    shop = add_burst(shop, Burst(2.0, 30.0, start_share=0.4))
+    engine = _engine(max_seqs=256)
+    found = find_capacity(shop, engine, MODEL, slo, current=Setting(2048), trials=40)
+    assert found.rate.at is not None and found.rate.at.feasible
+
+    def carries(setting: Setting, scale: float) -> bool:
+        return evaluate(scale_rate(shop, scale), engine, setting, MODEL, slo, Role.SWEEP)[0].feasible
+
+    settings = [Setting(budget, cap) for budget in range(512, 641, 16) for cap in (0, 256, 320, 384, 448, 512)]
+    assert any(carries(setting, found.rate.scale / 1.02) for setting in settings)
+    above = found.rate.scale * np.array([1.021, 1.04, 1.06, 1.1])
+    assert not [(s, scale) for s in settings for scale in above.tolist() if carries(s, scale)]
+    own = [carries(found.setting, scale) for scale in (found.rate.scale * 1.01 ** np.arange(-20, 21)).tolist()]
+    assert own == [True] * own.index(False) + [False] * own.count(False)
+    assert found.rate.scale <= found.rate.scale * 1.01 ** (own.index(False) - 20) <= found.rate.scale * 1.03
+    assert found.rate.scale * len(shop) / shop.span_s == pytest.approx(found.rate.rate_rps)
+    # Documents of 32,000 tokens take most of the 2 s by themselves: they wait too long before anybody's gaps suffer.
+    assert found.breaks is not None and found.breaks.target.metric == "ttft" and found.breaks.margin > 0.0

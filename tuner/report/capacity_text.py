@@ -10,7 +10,8 @@ from tuner.report import words
 from tuner.report.build import margin_parts, setting_values, target_parts, trial_part
 from tuner.report.headline import KNOB_WORDS, knob_value
 from tuner.report.replay_record import CapacityRecord, SharesPart
-from tuner.search.capacity import HIGHEST_SCALE, LOWEST_SCALE, Capacity
+from tuner.search.capacity import Capacity
+from tuner.search.feasible_rate import HIGHEST_SCALE, LOWEST_SCALE
 
 COLUMNS = 100
 _INDENT = 11

@@ -9,8 +9,8 @@ from policies.slo import Slo, good
 from policies.step_time import StepCost, StepModel, chunk_attention_work, knee_tokens, priced, step_cost
 from tuner.record import BARS, BarsPart, CurvePart, FeasiblePart, TimelinePart, plain
 from tuner.search.baselines import concurrency
-from tuner.search.capacity import LOWEST_SCALE, feasible_rate
 from tuner.search.evaluation import Recommendation, Verdict
+from tuner.search.feasible_rate import LOWEST_SCALE, feasible_rate
 from tuner.search.stretch import MINUTE_S, Steps, steps_between, worst_window
 from tuner.sim.engine import Engine
 from tuner.sim.workload import Traffic

@@ -1,7 +1,7 @@
 """What one engine can carry: the highest rate at which a setting still meets every target, and what is full there.
 
-The rate is found by bisection on the speed of the same arrivals, which takes "met at this rate" to stay met below it.
-Everything is simulated. Traffic is finite: at many times its rate a short file ends before a queue has built up.
+Everything is simulated. The setting that carries most is searched for where the last one failed, and then climbed to
+on the grid; see ``feasible_rate`` for how a rate is found.
 """
 
 import math
@@ -11,11 +11,12 @@ from enum import StrEnum
 
 import numpy as np
 
-from policies.errors import InputError
 from policies.request import Setting
 from policies.slo import MarginRow, Slo
 from policies.step_time import StepCost, StepModel
-from tuner.search.evaluation import Evaluation, Role
+from tuner.search.climb import STRIDES_TOKENS, beside, candidates, climb
+from tuner.search.evaluation import Role
+from tuner.search.feasible_rate import TOLERANCE, FeasibleRate, feasible_rate
 from tuner.search.objective import evaluate
 from tuner.search.rank import binding
 from tuner.search.recommend import recommend
@@ -29,10 +30,7 @@ from tuner.sim.workload import Traffic
 Model = StepModel | StepCost
 Progress = Callable[[str, int, int], None]
 
-TOLERANCE = 0.02
-MOST_REPLAYS = 32
-LOWEST_SCALE, HIGHEST_SCALE = 1.0 / 64.0, 64.0
-ROUNDS = 3
+ROUNDS = 4
 FULL = 0.95
 # Shares of the time of the worst minute from which on a resource counts as what is full.
 KV_BLOCKED, SEQUENCES_FULL, PREFILL_BUSY = 0.2, 0.5, 0.75
@@ -64,72 +62,6 @@ class Lever(StrEnum):
     MORE_SEQUENCES = "more_sequences"
     MORE_REPLICAS = "more_replicas"
     TARGETS = "targets"
-
-
-@dataclass(frozen=True)
-class FeasibleRate:
-    """scale: highest speed of the arrivals tried that meets every target, NaN when none did; rate_rps at that scale.
-
-    above_scale: lowest speed tried that does not, +inf when all did. at, above: the replays there. replays: how many.
-    """
-
-    scale: float
-    rate_rps: float
-    above_scale: float
-    at: Evaluation | None
-    above: Evaluation | None
-    replays: int
-
-    @property
-    def width(self) -> float:
-        """How far apart both ends are, relative to the lower one."""
-        return self.above_scale / self.scale - 1.0
-
-
-def feasible_rate(
-    traffic: Traffic,
-    engine: Engine,
-    model: Model,
-    slo: Slo,
-    setting: Setting,
-    *,
-    tolerance: float = TOLERANCE,
-    start_scale: float = 1.0,
-    most_replays: int = MOST_REPLAYS,
-) -> FeasibleRate:
-    """Doubling or halving from ``start_scale`` on until both ends are known, then bisection to ``tolerance``.
-
-    Stops early after ``most_replays``; looks within 1/64 to 64 times the traffic's own rate. Raises InputError
-    without targets, or for traffic that arrives all at once.
-    """
-    if not slo.all_targets():
-        raise InputError("capacity needs a target: without one every rate is feasible; give --ttft-p99 or --gap-p99")
-    if traffic.span_s <= 0.0:
-        raise InputError(f"{traffic.name} arrives all at once, so it has no rate; give traffic that spans a time")
-    low, high = math.nan, math.inf
-    at: Evaluation | None = None
-    above: Evaluation | None = None
-    scale, replays = min(max(start_scale, LOWEST_SCALE), HIGHEST_SCALE), 0
-    while replays < most_replays:
-        tried, _ = evaluate(scale_rate(traffic, scale), engine, setting, model, slo, Role.SEARCH)
-        replays += 1
-        if tried.feasible:
-            low, at = scale, tried
-        else:
-            high, above = scale, tried
-        if high / low - 1.0 <= tolerance:
-            break
-        if math.isnan(low):
-            if scale <= LOWEST_SCALE:
-                break
-            scale = max(scale / 2.0, LOWEST_SCALE)
-        elif math.isinf(high):
-            if scale >= HIGHEST_SCALE:
-                break
-            scale = min(scale * 2.0, HIGHEST_SCALE)
-        else:
-            scale = math.sqrt(low * high)
-    return FeasibleRate(low, low * len(traffic) / traffic.span_s, high, at, above, replays)
 
 
 @dataclass(frozen=True)
@@ -180,7 +112,8 @@ def find_capacity(
     prefix_caching: bool = True,
     progress: Progress | None = None,
 ) -> Capacity:
-    """Capacity of ``setting``, or of the best one: that is searched for at the rate which the last one could carry.
+    """Capacity of ``setting``, or of the best one: that is searched for at the rate at which the last one fails, until
+    nothing that is found there carries more.
 
     Deterministic. Raises InputError as ``feasible_rate`` and ``recommend`` do.
     """
@@ -189,19 +122,19 @@ def find_capacity(
     tell("capacity", 0, 1)
     rate = feasible_rate(traffic, engine, model, slo, chosen)
     replays = rate.replays
-    for number in range(ROUNDS if setting is None else 0):
-        where = rate.above_scale if math.isfinite(rate.above_scale) else rate.scale
-        busy = scale_rate(traffic, where)
-        found = recommend(busy, engine, model, slo, current=chosen, trials=trials, seed=seed, knobs=knobs)
+    for number in range(ROUNDS if setting is None and math.isfinite(rate.above_scale) else 0):
+        busy = scale_rate(traffic, rate.above_scale)
+        found = recommend(
+            busy, engine, model, slo, current=chosen, trials=trials, seed=seed, knobs=knobs, against_random=False
+        )
         tell("capacity: search", number + 1, ROUNDS)
-        if found.best.setting == chosen:
-            break
-        better = feasible_rate(traffic, engine, model, slo, found.best.setting, start_scale=where)
-        replays += better.replays
-        gained = better.scale > rate.scale * (1.0 + TOLERANCE) or (math.isnan(rate.scale) and better.at is not None)
-        if better.scale > rate.scale or gained:
-            chosen, rate = found.best.setting, better
-        if not gained:
+        before = rate.above_scale
+        chosen, rate, paid = climb(candidates(found), chosen, rate, traffic, engine, model, slo)
+        replays += paid
+        for stride in STRIDES_TOKENS if math.isfinite(rate.above_scale) else ():
+            chosen, rate, paid = climb(beside(chosen, stride, engine), chosen, rate, traffic, engine, model, slo)
+            replays += paid
+        if rate.above_scale <= before * (1.0 + TOLERANCE) or math.isinf(rate.above_scale):
             break
     resource, shares = Resource.NOTHING, None
     breaks = binding(rate.above.margins) if rate.above is not None else None

@@ -54,12 +54,14 @@ def recommend(
     storage: str | None = None,
     study: str | None = None,
     sampler: str = "tpe",
+    against_random: bool = True,
 ) -> Recommendation:
     """Search ``knobs`` for ``slo`` on the twin.
 
     draws: other step models that the measurements allow; leaders count by their worst. storage: an Optuna storage
     URL, None for memory. study: name under which trials are shared with other runs of the same traffic, engine, model,
-    targets and knobs, now or earlier; None: with nobody. progress(stage, done, total) is called as trials come in.
+    targets and knobs, now or earlier; None: with nobody. against_random: False leaves the random search out, half of
+    the work, where nobody asks what it found. progress(stage, done, total) is called as trials come in.
     Deterministic for equal arguments and no study shared. When no trial gave a number the verdict is KEEP.
     Raises InputError when ``current`` is outside the boot envelope, the range is empty or no request fits the KV pool.
     """
@@ -89,12 +91,12 @@ def recommend(
     leaders = track.lead(looks, Role.SEARCH, LEADERS, lambda e: rank(e, slo))
     steps = track.paid_steps - paid
 
-    reserve = LEADERS * now.simulated_steps if windows is not None else 0
-    rival = Track(windows, traffic, engine, model, slo)
-    random_looks = _random(
-        space, rival, seed, steps - reserve, lambda done: tell("random search", done, steps - reserve)
-    )
-    random_leaders = rival.lead(random_looks, Role.RANDOM, LEADERS, lambda e: rank(e, slo))
+    random_looks, random_leaders = list[Evaluation](), list[Evaluation]()
+    if against_random:
+        rival = Track(windows, traffic, engine, model, slo)
+        left = steps - (LEADERS * now.simulated_steps if windows is not None else 0)
+        random_looks = _random(space, rival, seed, left, lambda done: tell("random search", done, left))
+        random_leaders = rival.lead(random_looks, Role.RANDOM, LEADERS, lambda e: rank(e, slo))
 
     nothing_known = not any(known(e) for e in looks)
     tried = [now] if nothing_known else [now, *fixed, *leaders, *random_leaders]
@@ -111,7 +113,7 @@ def recommend(
         current=now,
         best=best,
         evaluations=(now, *fixed, *leaders, *random_leaders, *on_windows),
-        random_best=min(random_leaders, key=lambda e: rank(e, slo)),
+        random_best=min(random_leaders or [now], key=lambda e: rank(e, slo)),
         noise=uncertainty,
         current_result=now_result,
         best_result=best_result,

@@ -1,0 +1,90 @@
+"""The highest rate at which one setting meets every target, by bisection on the speed of the same arrivals.
+
+Bisection takes "met at this rate" to stay met below it. Traffic is finite: at many times its rate a short file ends
+before a queue has built up.
+"""
+
+import math
+from dataclasses import dataclass
+
+from policies.errors import InputError
+from policies.request import Setting
+from policies.slo import Slo
+from policies.step_time import StepCost, StepModel
+from tuner.search.evaluation import Evaluation, Role
+from tuner.search.objective import evaluate
+from tuner.sim.engine import Engine
+from tuner.sim.reshape import scale_rate
+from tuner.sim.workload import Traffic
+
+Model = StepModel | StepCost
+
+TOLERANCE = 0.02
+MOST_REPLAYS = 32
+LOWEST_SCALE, HIGHEST_SCALE = 1.0 / 64.0, 64.0
+
+
+@dataclass(frozen=True)
+class FeasibleRate:
+    """scale: highest speed of the arrivals tried that meets every target, NaN when none did; rate_rps at that scale.
+
+    above_scale: lowest speed tried that does not, +inf when all did. at, above: the replays there. replays: how many.
+    """
+
+    scale: float
+    rate_rps: float
+    above_scale: float
+    at: Evaluation | None
+    above: Evaluation | None
+    replays: int
+
+    @property
+    def width(self) -> float:
+        """How far apart both ends are, relative to the lower one."""
+        return self.above_scale / self.scale - 1.0
+
+
+def feasible_rate(
+    traffic: Traffic,
+    engine: Engine,
+    model: Model,
+    slo: Slo,
+    setting: Setting,
+    *,
+    tolerance: float = TOLERANCE,
+    start_scale: float = 1.0,
+    most_replays: int = MOST_REPLAYS,
+) -> FeasibleRate:
+    """Doubling or halving from ``start_scale`` on until both ends are known, then bisection to ``tolerance``.
+
+    Stops early after ``most_replays``; looks within 1/64 to 64 times the traffic's own rate. Raises InputError
+    without targets, or for traffic that arrives all at once.
+    """
+    if not slo.all_targets():
+        raise InputError("capacity needs a target: without one every rate is feasible; give --ttft-p99 or --gap-p99")
+    if traffic.span_s <= 0.0:
+        raise InputError(f"{traffic.name} arrives all at once, so it has no rate; give traffic that spans a time")
+    low, high = math.nan, math.inf
+    at: Evaluation | None = None
+    above: Evaluation | None = None
+    scale, replays = min(max(start_scale, LOWEST_SCALE), HIGHEST_SCALE), 0
+    while replays < most_replays:
+        tried, _ = evaluate(scale_rate(traffic, scale), engine, setting, model, slo, Role.SEARCH)
+        replays += 1
+        if tried.feasible:
+            low, at = scale, tried
+        else:
+            high, above = scale, tried
+        if high / low - 1.0 <= tolerance:
+            break
+        if math.isnan(low):
+            if scale <= LOWEST_SCALE:
+                break
+            scale = max(scale / 2.0, LOWEST_SCALE)
+        elif math.isinf(high):
+            if scale >= HIGHEST_SCALE:
+                break
+            scale = min(scale * 2.0, HIGHEST_SCALE)
+        else:
+            scale = math.sqrt(low * high)
+    return FeasibleRate(low, low * len(traffic) / traffic.span_s, high, at, above, replays)
