@@ -9,10 +9,12 @@ import numpy as np
 
 from policies.outcomes import BoolArray, Outcomes
 from policies.quantiles import quantile
+from policies.request import Setting
 from policies.slo import Slo, attainment
 from tuner.control.outcome import Figures, TwinPart
 from tuner.record import plain
-from tuner.search.evaluation import Evaluation
+from tuner.search.evaluation import Role
+from tuner.search.objective import judge
 from tuner.sim.calibrate import Calibration, Observed, Quality, Verdict, calibrate
 from tuner.sim.result import RunResult
 
@@ -79,32 +81,26 @@ def rows_of(outcomes: Outcomes, kept: BoolArray) -> Outcomes:
     return replace(outcomes, **chosen, gap_values_s=np.zeros(0), gap_weights=np.zeros(0))
 
 
-def figures_of(result: RunResult, evaluation: Evaluation, span_s: float) -> Figures:
-    """A replay as the figures of a cycle; span_s: seconds of the window, so that goodput compares with what was seen.
-
-    evaluation: of that replay; its share may carry what live trials said.
-    """
+def figures_of(result: RunResult, slo: Slo, span_s: float) -> Figures:
+    """A replay as the figures of a cycle; span_s: seconds of the window, so that goodput is comparable with it."""
     outcomes = result.outcomes
+    found = judge(result, Setting(step_tokens=1), slo, Role.CURRENT)  # the setting is a label here, and not used
+    share = found.attainment
     several = outcomes.output_tokens > 1
     queue_s = np.where(np.isnan(outcomes.scheduled_s), np.inf, outcomes.scheduled_s - outcomes.arrival_s)
     longest_s = np.where(outcomes.finished, outcomes.longest_gap_s, np.inf)[several]
-    share = evaluation.attainment
-
-    def at(value_s: float) -> float | Literal["inf"] | None:
-        return plain(value_s)
-
     return Figures(
         requests=len(outcomes),
         span_s=span_s,
         attainment=share if math.isfinite(share) else None,
         goodput_rps=share * len(outcomes) / span_s if math.isfinite(share) and span_s > 0.0 else None,
-        ttft_p50_s=at(evaluation.ttft_p50_s),
-        ttft_p95_s=at(evaluation.ttft_p95_s),
-        ttft_p99_s=at(evaluation.ttft_p99_s),
-        queue_p99_s=at(quantile(queue_s, 0.99)),
-        tpot_p95_s=at(evaluation.tpot_p95_s),
-        longest_gap_p50_s=at(quantile(longest_s, 0.5)),
-        longest_gap_p99_s=at(evaluation.longest_gap_p99_s),
+        ttft_p50_s=plain(found.ttft_p50_s),
+        ttft_p95_s=plain(found.ttft_p95_s),
+        ttft_p99_s=plain(found.ttft_p99_s),
+        queue_p99_s=plain(quantile(queue_s, 0.99)),
+        tpot_p95_s=plain(found.tpot_p95_s),
+        longest_gap_p50_s=plain(quantile(longest_s, 0.5)),
+        longest_gap_p99_s=plain(found.longest_gap_p99_s),
         failed=int((~outcomes.finished).sum()),
         preemptions=result.preempted,
     )

@@ -19,10 +19,8 @@ from tuner.control.child_window import (
 from tuner.control.job import Answer, Job
 from tuner.control.outcome import Knobs, ProposalPart, TwinPart
 from tuner.search.archive import Archive, TwinResult
-from tuner.search.evaluation import Role
 from tuner.search.lessons import LiveResult
 from tuner.search.live import LiveProposal, Question, research
-from tuner.search.objective import judge
 from tuner.sim.noise import QUIET
 from tuner.sim.twin import simulate
 
@@ -46,7 +44,7 @@ def run_job(job: Job, tell: Tell, took_s: Callable[[], float]) -> Answer:
     ]
     twin = twin_part(replays, observed, compared(observed), slo)
     span_s = float(np.max(observed.finish_s))
-    now = figures_of(replays[0], judge(replays[0], current, slo, Role.CURRENT), span_s)
+    now = figures_of(replays[0], slo, span_s)
     if twin.verdict == "not_good":
         return Answer(twin=twin, proposal=None, predicted_now=now, predicted_proposed=None, took_s=took_s())
     archive = None if job.storage is None else _archive(job.storage, job.study)
@@ -61,7 +59,10 @@ def run_job(job: Job, tell: Tell, took_s: Callable[[], float]) -> Answer:
         seed=job.seed,
         draws=[model_of(draw, "a draw of the model") for draw in job.draws],
         noise=noise,
-        live=[_live(trial.setting, trial.attainment, trial.requests, trial.twin_attainment) for trial in job.live],
+        live=[
+            _live(trial.setting, trial.attainment, trial.requests, trial.twin_attainment)
+            for trial in reversed(job.live)
+        ],
         now_error=_now_error(twin) if current == base else 0.0,
         warm=[] if archive is None else archive.remembered(WARM),
     )
@@ -74,7 +75,7 @@ def run_job(job: Job, tell: Tell, took_s: Callable[[], float]) -> Answer:
         twin=twin,
         proposal=_proposal(found),
         predicted_now=now,
-        predicted_proposed=figures_of(found.best_result, found.best, span_s),
+        predicted_proposed=figures_of(found.best_result, slo, span_s),
         took_s=took_s(),
     )
 
@@ -99,8 +100,8 @@ def _proposal(found: LiveProposal) -> ProposalPart:
     return ProposalPart(
         setting=found.best.setting._asdict(),
         verdict=found.verdict.value,
-        attainment_now=found.now.attainment,
-        attainment_proposed=found.best.attainment,
+        attainment_now=found.twin_now,
+        attainment_proposed=found.twin_best,
         gain=found.gain,
         noise=found.noise,
         binding=None if target is None else f"{target.metric} p{target.quantile * 100:g} {target.bound_s:g} s",

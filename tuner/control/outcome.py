@@ -99,12 +99,13 @@ class TwinPart(Part):
 
 
 class ProposalPart(Part):
-    """What the search found for this window. gain: attainment proposed minus in force, both on the twin.
+    """What the search found for this window. attainment_now, attainment_proposed: on the twin.
 
-    Near settings that ran live, the twin's shares carry the correction of docs/decisions/016-live-trials.md. Without
-    targets gain and noise are relative, in tokens per second. trials, simulated_steps: of the Optuna search alone.
-    live_trials: those that stood beside them in the same study. random_attainment: the best that random search found
-    with random_steps; equal_attainment: the best that Optuna had found with as many; null when nothing was searched.
+    gain: proposed minus in force; near settings that ran live it carries the correction of
+    docs/decisions/016-live-trials.md beyond the difference of the two. Without targets gain and noise are relative, in
+    tokens per second. trials, simulated_steps: of the Optuna search alone. live_trials: those that stood beside them
+    in the same study. random_attainment: the best that random search found with random_steps; equal_attainment: the
+    best that Optuna had found with as many; null when nothing was searched.
     """
 
     setting: Knobs

@@ -11,7 +11,7 @@ from itertools import islice
 
 from policies.errors import bad_value
 from policies.request import DEADLINE, Setting
-from policies.slo import MarginRow, Slo
+from policies.slo import MarginRow, Slo, attainment
 from policies.step_time import StepCost, StepModel, priced, step_time
 from tuner.search import baselines
 from tuner.search.arena import PARALLEL, Arena, Track
@@ -79,15 +79,17 @@ class Question:
 class LiveProposal:
     """What the search came to. Shares of ``now``, ``best`` and ``leaders`` are the twin's with live corrections.
 
-    noise: half-width of the 90 % interval of best - now. trials, simulated_steps: of the Optuna search alone, the
-    replays of its leaders included; live_trials: those that stood beside them in its study. random_best, equal_best:
-    the best that random search found for random_steps, and Optuna for as many, both where the trials ran. results:
-    the replays of now and best.
+    twin_now, twin_best: the twin's alone. noise: half-width of the 90 % interval of best - now. trials,
+    simulated_steps: of the Optuna search alone, the replays of its leaders included; live_trials: those that stood
+    beside them in its study. random_best, equal_best: the best that random search found for random_steps, and Optuna
+    for as many, both where the trials ran. now_result, best_result: their replays. batch: no targets.
     """
 
     verdict: Verdict
     now: Evaluation
     best: Evaluation
+    twin_now: float
+    twin_best: float
     noise: float
     binding: MarginRow | None
     trials: int
@@ -164,10 +166,10 @@ def research(question: Question, tell: Tell = lambda stage, done, total: None) -
     seen = _Corrected(track, lessons, q.slo)
     now = seen.mended(raw_now)
     if not space.knobs:
-        return _kept(now, now_result, len(live))
+        return _kept(now, now_result, 0, q.slo)
     paid = track.paid_steps
     study = SettingStudy(space, sampler="tpe", seed=q.seed)
-    told = _tell_live(study, seen, live, q.slo)
+    lived = _tell_live(study, seen, live, q.slo)
     for setting in _starts(q, space, now_result):
         study.enqueue(setting)
     looks, spent = _search(study, seen, q, tell)
@@ -175,7 +177,7 @@ def research(question: Question, tell: Tell = lambda stage, done, total: None) -
     random_looks = _random(rival, space, q, int(RANDOM_SHARE * spent[-1]), tell)
     equal = [look for look, paid_then in zip(looks, spent, strict=True) if paid_then <= rival.track.paid_steps]
     tell("decide", 0, 1)
-    tried = [_plain(e, q.base) for e in seen.lead([*looks, *random_looks], Role.SEARCH, LEADERS, q.slo)]
+    tried = [_plain(e, q.base) for e in seen.lead([*lived, *looks, *random_looks], Role.SEARCH, LEADERS, q.slo)]
     best = _decide([now, *tried], q, q.traffic if stretch is None else stretch)
     best_result = evaluate(q.traffic, q.engine, best.setting, q.model, q.slo, best.role, q.noise)[1]
     uncertainty = noise(now_result, best_result, q.slo, q.seed)
@@ -187,6 +189,8 @@ def research(question: Question, tell: Tell = lambda stage, done, total: None) -
         verdict=what,
         now=now,
         best=best,
+        twin_now=raw_now.attainment,
+        twin_best=attainment(best_result.outcomes, q.slo),
         noise=BATCH_SHARE if batch else uncertainty,
         binding=binding(best.margins),
         trials=len(looks),
@@ -195,7 +199,7 @@ def research(question: Question, tell: Tell = lambda stage, done, total: None) -
         random_steps=rival.track.paid_steps,
         random_best=min(random_looks, key=lambda e: rank(e, q.slo)),
         equal_best=min(equal or looks[:1], key=lambda e: rank(e, q.slo)),
-        live_trials=told,
+        live_trials=len(lived),
         leaders=tuple(tried),
         now_result=now_result,
         best_result=best_result,
@@ -203,10 +207,29 @@ def research(question: Question, tell: Tell = lambda stage, done, total: None) -
     )
 
 
-def _kept(now: Evaluation, result: RunResult, live: int) -> LiveProposal:
+def _kept(now: Evaluation, result: RunResult, live: int, slo: Slo) -> LiveProposal:
     """Nothing may be moved."""
     what = Verdict.KEEP if now.feasible else Verdict.INFEASIBLE
-    return LiveProposal(what, now, now, 0.0, binding(now.margins), 0, 0, 0, 0, None, None, live, (), result, result)
+    share = attainment(result.outcomes, slo)
+    return LiveProposal(
+        verdict=what,
+        now=now,
+        best=now,
+        twin_now=share,
+        twin_best=share,
+        noise=0.0,
+        binding=binding(now.margins),
+        trials=0,
+        simulated_steps=0,
+        random_trials=0,
+        random_steps=0,
+        random_best=None,
+        equal_best=None,
+        live_trials=live,
+        leaders=(),
+        now_result=result,
+        best_result=result,
+    )
 
 
 def _busiest(traffic: Traffic, steps: float) -> Traffic | None:
@@ -239,24 +262,23 @@ def _twin_of(live: Sequence[LiveResult], arena: Arena) -> dict[Setting, float]:
     return {e.setting: e.attainment for e in arena.run([(setting, Role.SEARCH) for setting in unknown])}
 
 
-def _tell_live(study: SettingStudy, seen: _Corrected, live: Sequence[LiveResult], slo: Slo) -> int:
-    """Live results as trials of their own, where the sampler's space holds their setting; how many."""
-    told = 0
-    # Those of one setting are one trial: their corrected share is one number.
+def _tell_live(study: SettingStudy, seen: _Corrected, live: Sequence[LiveResult], slo: Slo) -> list[Evaluation]:
+    """Live results as trials of their own, where the sampler's space holds their setting; these are leaders like any.
+
+    Those of one setting are one trial: their corrected share is one number.
+    """
     counts: dict[Setting, int] = {}
     for one in live:
         counts[one.setting] = counts.get(one.setting, 0) + one.requests
-    inside = [setting for setting in counts if study.holds(setting)]
-    for e in seen.look(inside, Role.SEARCH):
+    looks = seen.look([setting for setting in counts if study.holds(setting)], Role.SEARCH)
+    for e in looks:
         study.add_live(e.setting, value(e, slo), {**constraints_of(e), **seen.constraint(e)}, counts[e.setting])
-        told += 1
-    return told
+    return looks
 
 
 def _starts(q: Question, space: SearchSpace, now_result: RunResult) -> list[Setting]:
     """Where the search begins: what is in force, what was good before, the formula, the knee, and a few budgets."""
     named = [q.base, *q.warm]
-    named += [one.setting for one in q.live[:MOST_LIVE]]
     points = baselines.starting_points(space, q.slo, priced(q.model).formula, now_result)
     named += [setting for setting, role in points if role is not Role.SWEEP]
     if "step_tokens" in space.knobs:

@@ -287,29 +287,42 @@ class _Options:
         return options[self.turn % len(options)]
 
 
-def open_storage(url: str, *, lock_wait_s: float = LOCK_WAIT_S, tries: int = TRIES) -> BaseStorage:
-    """A database that waits for locks and survives a lost connection; several workers may make its tables at once."""
+def open_storage(url: str, *, lock_wait_s: float | None = None, tries: int | None = None) -> BaseStorage:
+    """A database that waits for locks and survives a lost connection; several workers may make its tables at once.
+
+    lock_wait_s, tries: None for LOCK_WAIT_S and TRIES.
+    """
     more: dict[str, Any] = {"pool_pre_ping": True}
     if url.startswith("sqlite"):
-        more["connect_args"] = {"timeout": lock_wait_s}
+        more["connect_args"] = {"timeout": LOCK_WAIT_S if lock_wait_s is None else lock_wait_s}
     return again(lambda: RDBStorage(url, engine_kwargs=more), tries)
 
 
-def again(call: Callable[[], T], tries: int = TRIES) -> T:
+def again(call: Callable[[], T], tries: int | None = None) -> T:
     """Ask a database again when it said no: a lock, tables that another worker is making, a lost connection.
 
-    Raises UnreachableError when it said no so often.
+    Raises UnreachableError when it said no so often (None: TRIES).
     """
-    for tried in range(1, tries + 1):
+    most = TRIES if tries is None else tries
+    for tried in range(1, most + 1):
         try:
             return call()
         except (StorageInternalError, SQLAlchemyError) as error:
-            if tried == tries:
-                cause = error.__cause__ or error
-                reason = " ".join(str(getattr(cause, "orig", None) or type(cause).__name__).split())
+            if tried == most:
+                reason = " ".join(str(_origin(error)).split())
                 raise UnreachableError(f"the database of the trials does not answer: {reason}; check it") from None
             time.sleep(0.1 * tried)
     raise AssertionError("unreachable")
+
+
+def _origin(error: BaseException) -> object:
+    """The driver's own words, however often they were wrapped."""
+    found: BaseException | None = error
+    while found is not None:
+        if getattr(found, "orig", None) is not None:
+            return found.orig  # type: ignore[attr-defined]  # it has it
+        found = found.__cause__ or found.__context__
+    return type(error).__name__
 
 
 def _sampler(name: str, seed: int) -> BaseSampler:
