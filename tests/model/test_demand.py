@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 
 from policies.errors import InputError
+from policies.request import Boot, Setting
+from policies.step_time import NAMED_MODELS
 from tuner.model.demand import DemandWindow, fill_lengths, length_curve
+from tuner.sim.engine import Engine
+from tuner.sim.twin import simulate
 from tuner.sim.window import window_traffic
 
 WINDOW_S = 60.0
@@ -136,3 +140,39 @@ def test_a_window_that_makes_no_sense_is_refused(change: dict[str, np.ndarray], 
     DemandWindow(**good)
     with pytest.raises(InputError, match=says):
         DemandWindow(**(good | change))
+
+
+def test_with_what_ran_when_the_window_began_the_twin_starts_as_loaded_as_the_engine_was() -> None:
+    """An engine of 8 sequences that is behind when the window begins: whoever arrives then waits."""
+    random = np.random.default_rng(5)
+    n, start_s, output = 120, 8.0, 400
+    arrival_s = np.sort(random.uniform(0.0, 20.0, n))
+    columns = (np.full(n, 200), np.full(n, output))
+    zeros = np.zeros(n, dtype=np.int64)
+    engine = Engine(Boot(512, 16, 1, 1, 0, 1), 60_000, 8)
+    model, setting = NAMED_MODELS["8b-2tbs"], Setting(512, max_running=8)
+
+    def first_waits(window: DemandWindow, most: int) -> float:
+        """Mean TTFT of the requests that arrived in the first seconds of the window."""
+        traffic = window_traffic(window, seed=0)
+        outcomes = simulate(traffic, engine, setting, model).outcomes
+        arrived = outcomes.arrival_s + window.arrival_s[0]
+        early = (arrived >= start_s) & (arrived < start_s + 4.0)
+        assert int(early.sum()) == most
+        return float(np.mean((outcomes.first_token_s - outcomes.arrival_s)[early]))
+
+    everything = DemandWindow(arrival_s, *columns, np.ones(n, dtype=np.bool_), zeros)
+    early = int(((arrival_s >= start_s) & (arrival_s < start_s + 4.0)).sum())
+    truth = first_waits(everything, early)
+    ends = simulate(window_traffic(everything, seed=0), engine, setting, model).outcomes.finish_s + arrival_s[0]
+
+    def part(rows: np.ndarray) -> DemandWindow:
+        return DemandWindow(
+            arrival_s[rows], *(c[rows] for c in columns), np.ones(int(rows.sum()), dtype=np.bool_), zeros[rows]
+        )
+
+    with_them, without = first_waits(part(ends > start_s), early), first_waits(part(arrival_s >= start_s), early)
+    assert without < 0.5 * truth
+    assert with_them == pytest.approx(truth, rel=0.35) and abs(with_them - truth) < 0.5 * abs(without - truth)
+    # Those that had ended before were in their way, so they come to the window a little further than they really were.
+    assert with_them < truth

@@ -5,8 +5,12 @@ Requests still running say "longer than so many tokens" (right-censored). The le
 Kaplan-Meier estimate of how output lengths are spread, and every unknown length is drawn from it, given that it
 exceeds what was produced already. Beyond the longest finished request the estimate goes on as an exponential.
 
-Not covered: requests that began before the window (give a window that starts where the engine was quiet, or let the
-twin's first seconds be its warm-up), and lengths that depend on how fast the engine was.
+Requests that began before the window and were still running in it belong into it, with their own arrival, which is
+then before the window's start: without them the twin's first seconds are too quiet, and judged as if they were not.
+Those that had ended before it are left out, so the others get there a little sooner than they did. Whoever cannot name
+them starts the window where the engine was quiet.
+
+Not covered: lengths that depend on how fast the engine was.
 """
 
 from dataclasses import dataclass, field
@@ -35,7 +39,7 @@ def _none() -> IntArray:
 
 @dataclass(frozen=True, eq=False)
 class DemandWindow:
-    """Requests that arrived in a window, in order of arrival, shape (n,) each.
+    """Requests that arrived in a window, or before it and still ran in it, in order of arrival, shape (n,) each.
 
     arrival_s: seconds on one clock. prompt_tokens: at least 1. produced_tokens: output so far, at least 0 (at least 1
     when finished). finished: whether the request came to its end. output_limit_tokens: most output it may have,
