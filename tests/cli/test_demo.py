@@ -1,0 +1,191 @@
+"""The demo: what it plans from a machine's speed, what it says, and that nothing is left running."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies.commands import COMMAND_GROUP
+from policies.errors import InputError, RefusedError
+from policies.guard import Reason
+from policies.request import Setting
+from tests.bench.test_children import gone
+from tests.control.cycle_records import figures, fit, hold, push, verify
+from tests.control.fake_window import MODEL, Ask, run
+from tuner.cli.demo_plan import DOCUMENT_EVERY, Plan, Speed, plan_of, traffic_csv
+from tuner.cli.demo_probe import speed_of
+from tuner.cli.demo_story import Follower, closing, happened, opening, settled, status
+from tuner.cli.main import main
+from tuner.control.face_log import outcome_fields
+from tuner.control.outcome import CycleReason
+
+ROOT = Path(__file__).resolve().parents[2]
+LAPTOP, CARD = Speed(0.02, 5e-4), Speed(0.003, 2e-5)
+
+
+# --- the plan ---
+
+
+@pytest.mark.parametrize("speed", [LAPTOP, CARD, Speed(0.25, 4e-3), Speed(0.0095, 4e-5)])
+def test_the_default_breaks_the_targets_and_a_smaller_budget_does_not(speed: Speed) -> None:
+    plan = plan_of(speed, boot_tokens=2048, model_tokens=8192)
+    at_default_s = speed.decode_s + speed.prompt_s * min(plan.document_tokens, 2048)
+    assert at_default_s > 1.3 * plan.gap_s, "a document stalls everybody for longer than the target"
+    room = (plan.gap_s - speed.decode_s) / speed.prompt_s
+    assert room > 32, "and there is a budget that stays within it"
+    assert plan.ttft_s > 2.0 * plan.document_tokens * speed.prompt_s, "in which a document is read in time"
+    assert 0 < plan.document_tokens <= 0.6 * 8192 and plan.answer_tokens >= 8
+
+
+def test_the_load_is_below_what_the_machine_serves_one_after_the_other() -> None:
+    plan = plan_of(LAPTOP, 2048, 8192)
+    rows = np.loadtxt(traffic_csv(plan, 600.0, seed=1).splitlines()[1:], delimiter=",")
+    busy_s = LAPTOP.prompt_s * rows[:, 1].sum() + LAPTOP.decode_s * rows[:, 2].sum() / 3.0
+    assert 0.5 < busy_s / 600.0 < 0.85
+    assert len(rows) / 600.0 == pytest.approx(plan.rate_rps, rel=0.15)
+    assert (rows[:, 1] > 200).sum() == len(rows) // DOCUMENT_EVERY
+    assert (np.diff(rows[:, 0]) >= 0).all()
+
+
+def test_a_speed_that_is_none_is_refused() -> None:
+    for bad in (0.0, float("nan"), 61.0):
+        with pytest.raises(InputError):
+            Speed(bad, 1e-3)
+
+
+def test_the_speed_is_read_from_step_records() -> None:
+    probes = [Ask(0.0, 16, 4), Ask(5.0, 32, 24), Ask(10.0, 256, 2), Ask(15.0, 1024, 2)]
+    speed = speed_of(run(probes, Setting(2048, max_running=32)).steps)
+    assert speed.decode_s == pytest.approx(0.0095, rel=0.05)
+    assert speed.prompt_s == pytest.approx(MODEL.slope_s_per_token, rel=0.3)
+    with pytest.raises(RefusedError, match="probes"):
+        speed_of(run(probes, Setting(512, max_running=32)).steps)
+
+
+# --- the story ---
+
+
+def event(record: Any) -> dict[str, Any]:
+    return json.loads(json.dumps(outcome_fields(record, "rooftune/x")))  # type: ignore[no-any-return]  # a JSON object
+
+
+def test_the_log_is_followed_line_by_whole_line(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    follower = Follower(path)
+    assert list(follower.new()) == []
+    path.write_text('a warning\n{"event": "stop"}\n{"cycle": 1, "reason": "idle"}\n{"cycle": 2, ')
+    assert [one["cycle"] for one in follower.new()] == [1]
+    with path.open("a") as file:
+        file.write('"reason": "idle"}\n')
+    assert [one["cycle"] for one in follower.new()] == [2] and list(follower.new()) == []
+
+
+def test_what_happened_has_a_line_and_what_did_not_has_none() -> None:
+    pushed = happened(event(push(3)))
+    assert pushed is not None and "step_tokens=1024" in pushed
+    assert happened(event(hold(4, CycleReason.SEARCHING))) is None
+    kept = happened(event(hold(5, CycleReason.NULL_RESULT, verify=verify(3, verdict="better"))))
+    assert kept is not None and "cycle 3" in kept
+    assert "90%" in status(event(hold(4, CycleReason.SEARCHING)))
+
+
+def test_it_is_settled_when_a_push_has_proved_itself_and_nothing_better_is_found() -> None:
+    better = event(hold(5, Reason.DWELL, verify=verify(3, verdict="better")))
+    nothing, searching = event(hold(6, CycleReason.NULL_RESULT)), event(hold(6, CycleReason.SEARCHING))
+    assert settled([better, nothing])
+    assert not settled([better, searching]) and not settled([nothing]) and not settled([better])
+
+
+def test_the_end_tells_before_and_after() -> None:
+    records = [
+        hold(1, CycleReason.SEARCHING, observed=figures(attainment=0.4)),
+        push(2, observed=figures(attainment=0.45)),
+        hold(3, Reason.VERIFYING, observed=figures(attainment=0.8), fit=fit()),
+        hold(4, CycleReason.NULL_RESULT, observed=figures(attainment=0.95), verify=verify(2, verdict="better")),
+    ]
+    text = closing(records)
+    assert "knee" in text and "200 tokens (180 to 230)" in text
+    assert text.index("45 %") < text.index("95 %") and "why (cycle 4):" in text
+    nothing = closing([hold(1, CycleReason.SEARCHING)])
+    assert "nothing was pushed" in nothing and "default" not in nothing
+
+
+def test_the_opening_has_a_line_to_chat_with() -> None:
+    text = opening(LAPTOP, Plan(1.5, 1800, 40, 2.5, 0.3), "http://127.0.0.1:8000", "smollm2-135m")
+    line = next(line for line in text.splitlines() if line.strip().startswith("curl"))
+    found = re.search(r"-d '(.*)'$", line)
+    assert found is not None and json.loads(found[1])["model"] == "smollm2-135m"
+
+
+# --- the whole ---
+
+
+def start(folder: Path, *words: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "tuner.cli.main", "demo", "--model", "fake:8b-2tbs"]
+    places = ["--work", str(folder / "work"), "--out", str(folder / "report")]
+    return subprocess.Popen(
+        [*command, *places, *words],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Processes whose command names the folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(folder / "work") in (entry / "cmdline").read_text():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.slow
+def test_the_demo_runs_without_a_model_and_leaves_a_report_and_nothing_else(tmp_path: Path) -> None:
+    out, err = start(tmp_path, "--span", "25s").communicate(timeout=300)
+    assert "report:" in out, err
+    assert (tmp_path / "report" / "live.md").read_text().startswith("# Live run")
+    assert "chat with it meanwhile" in err and "Traceback" not in err + out
+    assert processes_of(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_it_ends_with_everything_it_started(tmp_path: Path, kind: signal.Signals) -> None:
+    demo = start(tmp_path, "--span", "200s")
+    assert demo.stderr is not None
+    for line in demo.stderr:
+        if line.startswith("cycle 1"):
+            break
+    children = [pid for pid in processes_of(tmp_path) if pid != demo.pid]
+    assert len(children) >= 3, "engine, client and controller"
+    demo.send_signal(kind)
+    started_s = time.monotonic()
+    assert demo.wait(120) in (130, 143)
+    assert all(gone(pid) for pid in children), time.monotonic() - started_s
+    demo.stderr.close()
+
+
+@pytest.mark.parametrize(("words", "named"), [(["--config", "none.yaml"], "none.yaml"), (["--span", "soon"], "--span")])
+def test_bad_flags_are_one_line_and_start_nothing(
+    words: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = {"demo": EntryPoint("demo", "tuner.cli.demo:COMMAND", COMMAND_GROUP)}
+    assert main(["demo", "--model", "fake:8b-2tbs", "--work", str(tmp_path), *words], points) == 2
+    shown = capsys.readouterr()
+    assert shown.err.count("\n") == 1 and named in shown.err and shown.out == ""
+    assert list(tmp_path.iterdir()) == []
