@@ -1,5 +1,5 @@
-"""Random runs for the hook: the workloads of ``tests/twin``, with knobs of ours pushed while they run, and ``plan_step``
-on the same ones."""
+"""Random runs for the hook: the workloads of ``tests/twin`` with knobs of ours pushed meanwhile, and ``plan_step`` on
+the same ones."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -55,7 +55,9 @@ def _push(rng: np.random.Generator, engine: dict[str, Any], orders: bool) -> dic
         "step_tokens": int(rng.integers(low, ceiling + 1)) if rng.random() < 0.8 else int(rng.integers(1, ceiling + 1)),
         "chunk_cap_tokens": min(pick(0, 0, 5, 16, 48, 100), ceiling),
         "adaptive_chunk_cap": pick(False, False, True),
-        "max_running": int(rng.integers(1, engine["max_num_seqs"] + 1)) if rng.random() < 0.4 else engine["max_num_seqs"],
+        "max_running": int(rng.integers(1, engine["max_num_seqs"] + 1))
+        if rng.random() < 0.4
+        else engine["max_num_seqs"],
         "max_partial_prefills": min(pick(0, 0, 1, 2), engine["max_num_seqs"]),
         "max_long_partial_prefills": min(pick(0, 0, 1), engine["max_num_seqs"]),
         "long_prompt_tokens": pick(10, 100),
@@ -74,7 +76,12 @@ def _push(rng: np.random.Generator, engine: dict[str, Any], orders: bool) -> dic
             {"kind": "fcfs"},
             {"kind": "shortest_first", "aging_s": pick(10.0, 0.3)},
             {"kind": "shortest_first", "aging_s": 10.0},
-            {"kind": "deadline", "aging_s": pick(10.0, 0.3), "ttft_target_s": pick(0.1, 2.0), "prefill_s_per_token": 1e-4},
+            {
+                "kind": "deadline",
+                "aging_s": pick(10.0, 0.3),
+                "ttft_target_s": pick(0.1, 2.0),
+                "prefill_s_per_token": 1e-4,
+            },
         )
     return {"knobs": knobs, "budget_policy": budget, "order_policy": order}
 
@@ -123,5 +130,3 @@ def first_difference(ours: Sequence[Any], theirs: Sequence[Any]) -> int | None:
         if one != other:
             return step
     return None if len(ours) == len(theirs) else min(len(ours), len(theirs))
-
-
