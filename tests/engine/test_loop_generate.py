@@ -1,6 +1,7 @@
 """The whole loop over a real model: greedy answers equal transformers' own, whatever moves while it runs."""
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -33,8 +34,31 @@ KNOBS: list[dict[str, Any]] = [
 ]
 
 
-def run_at_random(name: str, seed: int, requests: int, kv_blocks: int, reserve: bool) -> RunningEngine:
-    """Requests come, change their mind and share beginnings while every knob moves; all answers are checked."""
+# For prompts of thousands of tokens, which small budgets would cut into thousands of steps.
+LARGE_KNOBS: list[dict[str, Any]] = [
+    {"step_tokens": 4096},
+    {"step_tokens": 1500},
+    {"step_tokens": 4096, "chunk_cap_tokens": 700},
+    {"chunk_cap_tokens": 0},
+    {"max_partial_prefills": 1},
+    {"max_partial_prefills": 0, "max_running": 3},
+    {"max_running": 64},
+]
+
+
+def run_at_random(
+    name: str,
+    seed: int,
+    requests: int,
+    kv_blocks: int,
+    reserve: bool,
+    knobs: Sequence[dict[str, Any]] = KNOBS,
+    own_tokens: tuple[int, int] = (1, 60),
+) -> RunningEngine:
+    """Requests come, change their mind and share beginnings while every knob moves; all answers are checked.
+
+    own_tokens: least and most prompt tokens of a request behind what it shares with others.
+    """
     chance = random.Random(seed)
     runner = tiny.runner(name, kv_blocks=kv_blocks)
     options = EngineOptions(Setting(step_tokens=4096, max_running=64), reserve_whole_prompt=reserve)
@@ -47,11 +71,11 @@ def run_at_random(name: str, seed: int, requests: int, kv_blocks: int, reserve: 
         if left and chance.random() < 0.4:
             for _ in range(min(left, chance.randint(1, 8))):
                 prompt = common[: chance.choice([0, 0, 16, 48, 70])]
-                prompt = prompt + [chance.randrange(tiny.VOCABULARY) for _ in range(chance.randint(1, 60))]
+                prompt = prompt + [chance.randrange(tiny.VOCABULARY) for _ in range(chance.randint(*own_tokens))]
                 callers.submit(prompt, chance.randint(1, 30))
                 left -= 1
         if chance.random() < 0.2:
-            push(engine, **chance.choice(KNOBS))
+            push(engine, **chance.choice(knobs))
         if chance.random() < 0.05 and callers.open:
             number = chance.choice(callers.open)
             engine.cancel(number)
@@ -81,6 +105,16 @@ def test_also_with_prefixes_found_and_requests_preempted() -> None:
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral"])
 def test_sixty_four_requests_at_once(name: str) -> None:
     run_at_random(name, 64, 64, 60, False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "mistral-window"])
+def test_chunks_of_up_to_4096_tokens(name: str) -> None:
+    """Scarce blocks, so that long prompts are preempted half-read."""
+    engine = run_at_random(name, 3, 10, 420, False, LARGE_KNOBS, (900, 4600))
+    steps, requests = engine.steps_after(-1), engine.requests_after(-1)
+    assert max(steps.prefill_tokens) > 3900 and sum(steps.preemptions) > 0
+    assert max(requests.prompt_tokens) > 4096 and len(set(steps.revision)) > 3
 
 
 def test_a_stop_token_ends_a_real_answer() -> None:

@@ -51,6 +51,29 @@ def test_nothing_outside_the_table_is_read(name: str) -> None:
     assert runner.run(decodes) == [tiny.generated(tiny.reference(name), p, 2)[1] for p in prompts]
 
 
+@pytest.mark.parametrize("name", ["llama", "mistral-window"])
+@pytest.mark.parametrize("chunk", [1, 3, 8, 30])
+def test_what_an_earlier_request_left_in_a_block_is_not_read(name: str, chunk: int) -> None:
+    """Every block holds NaN, as after a request whose numbers overflowed; masking alone would let it through."""
+    runner = tiny.runner(name, kv_blocks=24, block_tokens=4)
+    for layer in range(3):
+        runner._store.keys[layer][:] = math.nan
+        runner._store.values[layer][:] = math.nan
+    requests = [Request(PROMPT[:length], 9) for length in (1, 4, 7, 20)]
+    RandomSchedule(runner, chunk, most_chunk=chunk, drop_share=0.0).run(requests)
+    for request in requests:
+        assert request.output == tiny.generated(tiny.reference(name), request.prompt, 9)
+
+
+def test_greedy_takes_the_largest_logit_of_every_kind_of_row() -> None:
+    rows = [[-3.0, -1.5, -2.0, -9.0], [0.0, -0.0, -1.0, -2.0], [1.0, 5.0, 5.0, 2.0], [-math.inf, -7.0, -math.inf, -8.0]]
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        logits = torch.tensor(rows).to(dtype)
+        assert sample(logits, [Sampling()] * 4, range(4)) == [1, 0, 1, 1]
+    wide = torch.randn(40, 3000, generator=torch.Generator().manual_seed(1)) - 2.0
+    assert sample(wide, [Sampling()] * 40, range(40)) == wide.argmax(dim=-1).tolist()
+
+
 def test_only_segments_that_sample_answer() -> None:
     runner = tiny.runner("llama")
     assert runner.run(one(Segment(PROMPT[:5], 0, [0], False))) == []
@@ -104,6 +127,12 @@ def test_uniform_is_even_and_depends_on_both() -> None:
     assert len(set(values)) == len(values)
     assert all(0.0 <= value < 1.0 for value in values)
     assert abs(sum(values) / len(values) - 0.5) < 0.02
+
+
+@pytest.mark.parametrize("segment", [Segment([], 0, [0], True), Segment([5], -1, [0], True)])
+def test_a_segment_without_tokens_or_place_is_refused(segment: Segment) -> None:
+    with pytest.raises(ValueError, match="needs 1 or more"):
+        tiny.runner("llama").run(one(segment))
 
 
 @pytest.mark.parametrize("table", [[0], [0, 128], [0, -1]])

@@ -1,0 +1,98 @@
+"""Bench ``engine-overhead``: what a step costs beside the model's forward, 32 decodes of SmolLM2 under a lease.
+
+The whole step is timed, and in it the forward: the model's layers with our attention, and the rows that go through
+the vocabulary. The rest is overhead: arrivals, lease, plan, index tensors, sampling, booking, metrics, records.
+Baseline is the step itself, in the same run, so the ratio is the share of a step that is not the model.
+"""
+
+import random
+import time
+from collections.abc import Iterator
+from statistics import median
+
+import torch
+
+from engine.bench.models import packaged_model
+from engine.interface import GenerationRequest, TokenEvent
+from engine.metrics import Metrics
+from engine.options import EngineOptions
+from engine.running import RunningEngine
+from engine.torch.geometry import StepGeometry
+from engine.torch.load import load_runner
+from engine.torch.runner import TorchRunner
+from policies import wire
+from policies.commands import Figure
+from policies.request import Setting
+
+BATCH = 32
+PROMPT_TOKENS = (100, 300)
+STEPS = 300
+STEPS_SHORT = 60
+
+
+class TimedRunner(TorchRunner):
+    """Notes how long the latest forward took. forward_s: wall time; forward_cpu_s: of the loop's own thread."""
+
+    forward_s = forward_cpu_s = 0.0
+
+    @classmethod
+    def over(cls, runner: TorchRunner) -> "TimedRunner":
+        """The same runner, with its model and its KV store."""
+        timed = cls.__new__(cls)
+        timed.__dict__.update(runner.__dict__)
+        return timed
+
+    def _forward(self, geometry: StepGeometry) -> torch.Tensor | None:
+        begun_s, begun_cpu_s = time.perf_counter(), time.thread_time()
+        logits = super()._forward(geometry)
+        self.forward_s = time.perf_counter() - begun_s
+        self.forward_cpu_s = time.thread_time() - begun_cpu_s
+        return logits
+
+
+def bench(short: bool) -> Iterator[Figure]:
+    """Medians over the steps. short: fewer steps."""
+    with packaged_model() as folder:
+        loaded = load_runner(str(folder), device="cpu", kv_blocks=BATCH * (sum(PROMPT_TOKENS) + STEPS) // 16)
+    runner = TimedRunner.over(loaded)
+    steps_s, overheads_s, cpu_s = measure(runner, STEPS_SHORT if short else STEPS)
+    step_ms, overhead_ms = 1e3 * median(steps_s), 1e3 * median(overheads_s)
+    yield Figure("overhead_ms_batch32", overhead_ms, "ms", baseline=step_ms)
+    # The same by the thread's own clock, which stands still while a neighbour has the core.
+    yield Figure("overhead_cpu_ms_batch32", 1e3 * median(cpu_s), "ms", baseline=step_ms)
+
+
+def measure(runner: TimedRunner, steps: int) -> tuple[list[float], list[float], list[float]]:
+    """Wall seconds of each step, wall seconds beside its forward, and the same of the loop's thread alone."""
+    engine = RunningEngine(runner, EngineOptions(Setting(step_tokens=4096, max_running=2 * BATCH)))
+    engine.observe_with(Metrics(engine))
+    chance = random.Random(0)
+    for _ in range(BATCH):
+        prompt = [chance.randrange(runner.facts.vocab_tokens) for _ in range(chance.randint(*PROMPT_TOKENS))]
+        engine.submit(GenerationRequest(prompt, steps + 10, ignore_eos=True), _ignore)
+    engine.push(
+        wire.PushRequest(
+            knobs=wire.Knobs(step_tokens=2048),
+            lease_s=3600.0,
+            expected_revision=0,
+            actor="bench",
+            reason="a lease is in force when it counts",
+        )
+    )
+    while engine.steps_after(-1).next < 0 or engine.snapshot().waiting or engine.snapshot().partial_prefills:
+        engine.step()
+    engine.step()
+    steps_s, overheads_s, cpu_s = [], [], []
+    for _ in range(steps):
+        begun_s, begun_cpu_s = time.perf_counter(), time.thread_time()
+        engine.step()
+        took_s, took_cpu_s = time.perf_counter() - begun_s, time.thread_time() - begun_cpu_s
+        steps_s.append(took_s)
+        overheads_s.append(took_s - runner.forward_s)
+        cpu_s.append(took_cpu_s - runner.forward_cpu_s)
+    engine.stop()
+    return steps_s, overheads_s, cpu_s
+
+
+def _ignore(event: TokenEvent) -> None:
+    """Nobody listens."""

@@ -1,0 +1,188 @@
+"""Bench ``engine-vs-transformers``: the same requests through our loop and through transformers' continuous batching.
+
+One model, one dtype, one budget, greedy, the same prompts and output lengths, all handed over at once. Theirs runs as
+its documentation has it for requests of different lengths: ``continuous_batching_context_manager`` and
+``add_request``, kept between runs, in inference mode, with the fastest page size, found beforehand in this very
+process. Runs are paired: each pair has prompts of its own, so that no prefix
+cache helps anybody, and who goes first alternates. The interval is that of the mean of the pairs' log ratios (95 %).
+"""
+
+import math
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, stdev
+from threading import Event
+
+import torch
+from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
+
+from engine.bench.models import made_model, packaged_model
+from engine.interface import GenerationRequest, TokenEvent
+from engine.options import EngineOptions
+from engine.running import RunningEngine
+from engine.torch.load import choose_dtype, load_runner
+from policies.commands import Figure
+from policies.request import Setting
+
+BUDGET_TOKENS = 512
+KV_TOKENS = 16_384
+LONGEST_WAIT_S = 600.0
+# Two-sided 95 % quantile of Student's t by degrees of freedom.
+T_QUANTILE = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request: prompt tokens, and exactly so many tokens to produce."""
+
+    prompt: list[int]
+    output_tokens: int
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One run. answers: in the order of the requests."""
+
+    seconds: float
+    answers: list[list[int]]
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(map(len, self.answers))
+
+
+def bench(short: bool) -> Iterator[Figure]:
+    """short: a made model, whose steps are mostly overhead, and 3 pairs; else SmolLM2 and 6."""
+    with made_model("tiny") if short else packaged_model() as folder:
+        yield from compare(folder, pairs=3 if short else 6, requests=16 if short else 32)
+
+
+def compare(folder: Path, *, pairs: int, requests: int) -> Iterator[Figure]:
+    """Figures of ``pairs`` paired runs (3 to 10) on the model in ``folder``."""
+    dtype = choose_dtype("auto", torch.device("cpu"))
+    ours = Ours(folder)
+    theirs = best_of_theirs(folder, dtype, mixed_requests(requests // 2, ours.vocab_tokens, seed=0))
+    ours.run(mixed_requests(requests // 2, ours.vocab_tokens, seed=0))  # warm, as the other is by now
+    logs, seconds = [], [0.0, 0.0]
+    tokens = same = answers = 0
+    for pair in range(pairs):
+        asks = mixed_requests(requests, ours.vocab_tokens, seed=pair + 1)
+        if pair % 2 == 0:
+            mine, other = ours.run(asks), theirs.run(asks)
+        else:
+            other, mine = theirs.run(asks), ours.run(asks)
+        if mine.output_tokens != other.output_tokens:
+            raise RuntimeError(f"{mine.output_tokens} tokens against {other.output_tokens}: not the same work")
+        logs.append(math.log(other.seconds / mine.seconds))
+        seconds = [seconds[0] + mine.seconds, seconds[1] + other.seconds]
+        tokens += mine.output_tokens
+        same += sum(one == two for one, two in zip(mine.answers, other.answers, strict=True))
+        answers += len(asks)
+    ours.close()
+    theirs.close()
+    half = T_QUANTILE[pairs - 1] * stdev(logs) / math.sqrt(pairs)
+    yield Figure("tokens_per_s", tokens / seconds[0], "1/s", baseline=tokens / seconds[1])
+    yield Figure("tokens_per_s_ratio", math.exp(fmean(logs)), "times theirs")
+    yield Figure("tokens_per_s_ratio_low", math.exp(fmean(logs) - half), "times theirs")
+    yield Figure("tokens_per_s_ratio_high", math.exp(fmean(logs) + half), "times theirs")
+    # In 16 bits two right answers part where the two best tokens are nearly even; in float32 all would be the same.
+    yield Figure("same_answers", same / answers, "of all")
+
+
+def mixed_requests(count: int, vocab_tokens: int, seed: int) -> list[Ask]:
+    """Chat, a document in every eighth place, outputs of 8 to 48 tokens."""
+    chance = random.Random(seed)
+    asks = []
+    for index in range(count):
+        tokens = chance.randint(500, 900) if index % 8 == 3 else chance.randint(20, 200)
+        asks.append(Ask([chance.randrange(3, vocab_tokens) for _ in range(tokens)], chance.randint(8, 48)))
+    return asks
+
+
+class Ours:
+    """Our engine with its own thread, as ``rooftune serve`` runs it, without the HTTP."""
+
+    def __init__(self, folder: Path) -> None:
+        runner = load_runner(str(folder), device="cpu", kv_blocks=KV_TOKENS // 16)
+        self.vocab_tokens = runner.facts.vocab_tokens
+        self._engine = RunningEngine(runner, EngineOptions(Setting(step_tokens=BUDGET_TOKENS)))
+        self._engine.start()
+
+    def run(self, asks: list[Ask]) -> Ran:
+        answers: list[list[int]] = [[] for _ in asks]
+        done, left = Event(), len(asks)
+
+        def hear(answer: list[int], event: TokenEvent) -> None:
+            nonlocal left
+            answer.extend(event.token_ids)
+            if event.finished is not None:
+                left -= 1
+                if left == 0:
+                    done.set()
+
+        begun_s = time.perf_counter()
+        for ask, answer in zip(asks, answers, strict=True):
+            request = GenerationRequest(ask.prompt, ask.output_tokens, ignore_eos=True)
+            self._engine.submit(request, lambda event, answer=answer: hear(answer, event))  # type: ignore[misc] # bound
+        if not done.wait(LONGEST_WAIT_S):
+            raise RuntimeError(f"our engine has not answered within {LONGEST_WAIT_S:g} s")
+        return Ran(time.perf_counter() - begun_s, answers)
+
+    def close(self) -> None:
+        self._engine.stop()
+
+
+# What matters on a CPU beside the budget. Its default page of 256 tokens is meant for CUDA kernels, and of its two
+# attentions without flash the eager one multiplies every query with every key: both take several times as long here.
+PAGE_TOKENS = (16, 32, 64)
+
+
+class Theirs:
+    """transformers' own continuous batching, its manager kept between runs."""
+
+    def __init__(self, model: PreTrainedModel, page_tokens: int) -> None:
+        config = ContinuousBatchingConfig(
+            page_size=page_tokens, num_blocks=KV_TOKENS // page_tokens, max_batch_tokens=BUDGET_TOKENS
+        )
+        with torch.inference_mode():  # its thread takes the mode of whoever starts it
+            self._context = model.continuous_batching_context_manager(
+                generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=64),
+                continuous_batching_config=config,
+            )
+            self._manager = self._context.__enter__()
+
+    def run(self, asks: list[Ask]) -> Ran:
+        begun_s = time.perf_counter()
+        names = [
+            self._manager.add_request(ask.prompt, max_new_tokens=ask.output_tokens, eos_token_id=-1) for ask in asks
+        ]
+        answers: dict[str, list[int]] = {}
+        while len(answers) < len(names):
+            result = self._manager.get_result(timeout=1.0)
+            if result is not None and result.is_finished():
+                answers[result.request_id] = list(result.generated_tokens)
+            elif result is not None and result.error is not None:
+                raise RuntimeError(f"transformers' continuous batching failed: {result.error}")
+            if not self._manager.is_running() or time.perf_counter() - begun_s > LONGEST_WAIT_S:
+                raise RuntimeError("transformers' continuous batching ended or stands still")
+        return Ran(time.perf_counter() - begun_s, [answers[name] for name in names])
+
+    def close(self) -> None:
+        self._context.__exit__(None, None, None)
+
+
+def best_of_theirs(folder: Path, dtype: torch.dtype, asks: list[Ask]) -> Theirs:
+    """Its fastest page size on ``asks``; each runs twice, with other prompts, and only the second counts."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
+    seconds = {}
+    for page_tokens in PAGE_TOKENS:
+        theirs = Theirs(model, page_tokens)
+        theirs.run(asks)
+        seconds[page_tokens] = theirs.run([replace(ask, prompt=ask.prompt[::-1]) for ask in asks]).seconds
+        theirs.close()
+    best = Theirs(model, min(seconds, key=seconds.__getitem__))
+    best.run(asks)
+    return best
