@@ -1,0 +1,26 @@
+"""The grid's points that are given up early are not the best: a whole replay of each says the same."""
+
+import pytest
+
+from tuner.bench.mixes import DEFAULT, ENGINE, GIANTS, MODEL, SLO, mix
+from tuner.bench.search_vs_grid import SHORT_BUDGETS, SHORT_CAPS, grid_best, surely_failed
+from tuner.search.arena import Arena
+from tuner.search.evaluation import Role
+
+
+@pytest.mark.slow
+def test_the_best_of_the_grid_is_the_same_with_every_point_replayed_to_its_end() -> None:
+    traffic = mix(GIANTS, 60.0)
+    cells = [(budget, cap) for budget in SHORT_BUDGETS for cap in SHORT_CAPS if cap < budget]
+    settings = [DEFAULT._replace(step_tokens=budget, chunk_cap_tokens=cap) for budget, cap in cells]
+    whole = Arena(traffic, ENGINE, MODEL, SLO).run([(setting, Role.SWEEP) for setting in settings])
+    assert grid_best(traffic, SHORT_BUDGETS, SHORT_CAPS).attainment == max(e.attainment for e in whole)
+    given_up = 0
+    for e in whole:
+        for steps in (e.simulated_steps // 4, e.simulated_steps // 2, e.simulated_steps):
+            bad = surely_failed(traffic, e.setting, steps)
+            # Never more than fail in the end, and all of them once it has ended.
+            assert bad <= round((1.0 - e.attainment) * len(traffic))
+            given_up += bad > 0 and steps < e.simulated_steps
+        assert bad == round((1.0 - e.attainment) * len(traffic))
+    assert given_up > 20
