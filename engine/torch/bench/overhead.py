@@ -12,7 +12,7 @@ from statistics import median
 
 import torch
 
-from engine.bench.models import packaged_model
+from engine.torch.bench.models import packaged_model
 from engine.interface import GenerationRequest, TokenEvent
 from engine.metrics import Metrics
 from engine.options import EngineOptions

@@ -19,7 +19,7 @@ from threading import Event
 import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 
-from engine.bench.models import made_model, packaged_model
+from engine.torch.bench.models import made_model, packaged_model
 from engine.interface import GenerationRequest, TokenEvent
 from engine.options import EngineOptions
 from engine.running import RunningEngine
