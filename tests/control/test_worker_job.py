@@ -1,0 +1,197 @@
+"""One job as the child runs it, in this process: the twin is judged first, and searched on only when it may be."""
+
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from policies.errors import InputError, RooftuneError, UnreachableError
+from policies.request import Setting
+from tests.control.jobs import BASE, BOUNDS, MODEL, TARGETS, InlineSearcher, job, mix, window
+from tuner.control.child_judge import twin_part
+from tuner.control.child_window import compared, engine_of, model_of, observed_of, setting_of, slo_of, traffic_of
+from tuner.control.job import Answer, Job, LiveTrial, TargetRow, WindowPart
+from tuner.search import archive
+from tuner.search.archive import Archive
+from tuner.sim.noise import noise_from_steps
+from tuner.sim.twin import simulate
+
+
+def run(asked: Job) -> Answer:
+    searcher = InlineSearcher()
+    assert searcher.ask(asked) and searcher.busy and not searcher.ask(asked)
+    found = searcher.answer()
+    assert found is not None and searcher.answer() is None and not searcher.busy
+    return found
+
+
+def part_of(whole: WindowPart, rows: np.ndarray, zero_s: float = 0.0) -> WindowPart:
+    """Some rows of a window, on a clock that starts at ``zero_s``."""
+    chosen = np.flatnonzero(rows)
+    values = {
+        name: tuple(getattr(whole, name)[row] for row in chosen)
+        for name in WindowPart.model_fields
+        if name not in ("gap_bounds_s", "gap_over")
+    }
+    for name in ("arrival_s", "finish_s"):
+        values[name] = tuple(value - zero_s for value in values[name])
+    over = tuple(tuple(column[row] for row in chosen) for column in whole.gap_over)
+    return WindowPart(**values, gap_bounds_s=whole.gap_bounds_s, gap_over=over)
+
+
+def test_a_window_of_the_twin_itself_is_predicted_to_the_last_digit_and_searched() -> None:
+    found = run(job())
+    assert found.twin.verdict == "good" and found.twin.attainment_error == 0.0
+    assert found.twin.worst_error is not None and found.twin.worst_error < 1e-9
+    assert {"ttft p50", "ttft p95", "tpot p50", "longest gap p95", "gaps over 30 ms"} <= set(found.twin.errors)
+    part, now, then = found.proposal, found.predicted_now, found.predicted_proposed
+    assert part is not None and now is not None and then is not None
+    assert part.verdict == "change" and part.gain == pytest.approx(part.attainment_proposed - part.attainment_now)
+    assert now.attainment == part.attainment_now and then.attainment == part.attainment_proposed
+    assert now.requests == then.requests == len(job().window.arrival_s) and now.preemptions == now.failed == 0
+    assert now.longest_gap_p99_s > 0.03 >= then.longest_gap_p50_s
+    assert part.random_trials > 0 and part.random_steps > 0 and part.trials == 30 and part.live_trials == 0
+    assert part.random_attainment is not None and part.equal_attainment is not None
+    setting = setting_of(part.setting, "proposal")
+    assert 128 <= setting.step_tokens <= 8192 and setting._replace(step_tokens=2048, chunk_cap_tokens=0) == BASE
+
+
+def test_a_wrong_step_model_is_found_out_and_nothing_is_proposed_on_it() -> None:
+    slow = MODEL._replace(slope_s_per_token=MODEL.slope_s_per_token * 1.6, floor_s=MODEL.floor_s * 1.6)
+    found = run(job(window=window(mix(), model=slow)))
+    assert found.twin.verdict == "not_good" and found.proposal is None and found.predicted_proposed is None
+    assert found.predicted_now is not None and found.predicted_now.attainment is not None
+    assert found.twin.worst_error is not None and found.twin.worst_error > 0.25
+    assert found.twin.errors["tpot p50"] < -0.25  # the twin is too fast
+    assert found.twin.attainment_error is not None and found.twin.attainment_error >= 0.0
+
+
+def test_too_few_requests_are_searched_all_the_same_and_said_to_be_too_few() -> None:
+    found = run(job(mix(span_s=8.0)))
+    assert found.twin.verdict == "too_few" and found.twin.worst_error is None
+    assert found.proposal is not None
+
+
+def test_the_ends_of_a_window_cut_out_of_traffic_are_not_held_against_the_twin() -> None:
+    setting = Setting(512, max_running=128)
+    whole = window(mix(3, rate_rps=9.0, span_s=180.0), setting)
+    arrival_s = np.array(whole.arrival_s)
+    cut = part_of(whole, (arrival_s >= 60.0) & (arrival_s <= 120.0), zero_s=60.0)
+    asked = job(window=cut, current=setting._asdict())
+    seen = observed_of(cut)
+    kept = compared(seen)
+    assert 0.5 * len(kept) <= kept.sum() < len(kept)
+    assert not kept[0] and not kept[-1] and kept[len(kept) // 2]
+    replay = simulate(traffic_of(cut), engine_of(asked.engine), setting, MODEL, gap_bounds_s=[0.03])
+    middle, everybody = (twin_part([replay], seen, rows, slo_of(asked)) for rows in (kept, np.ones_like(kept)))
+    assert middle.verdict == "good" and middle.worst_error is not None and everybody.worst_error is not None
+    assert middle.worst_error < 0.5 * everybody.worst_error
+
+
+def test_requests_from_before_the_window_keep_their_place() -> None:
+    whole = window(mix())
+    late = part_of(whole, np.array(whole.arrival_s) >= 0.0, zero_s=20.0)
+    assert late.arrival_s[0] < 0.0
+    assert run(job(window=late)).twin == run(job()).twin
+
+
+def test_step_noise_of_the_engine_is_part_of_the_twin() -> None:
+    rng = np.random.default_rng(5)
+    modelled = rng.uniform(0.01, 0.1, 400)
+    measured = modelled * np.where(rng.random(400) < 0.05, 3.0, 1.0)
+    asked = job(noise_modelled_s=tuple(modelled.tolist()), noise_measured_s=tuple(measured.tolist()), trials=4)
+    noisy = simulate(
+        mix(),
+        engine_of(asked.engine),
+        BASE,
+        MODEL,
+        gap_bounds_s=[0.03],
+        noise=noise_from_steps(modelled, measured, seed=99),
+    ).outcomes
+    seen = window(mix()).model_copy(
+        update={
+            "ttft_s": tuple((noisy.first_token_s - noisy.arrival_s).tolist()),
+            "finish_s": tuple(noisy.finish_s.tolist()),
+            "longest_gap_s": tuple(np.nan_to_num(noisy.longest_gap_s).tolist()),
+            "gap_over": (tuple(noisy.gap_over[:, 0].tolist()),),
+        }
+    )
+    with_noise = run(asked.model_copy(update={"window": seen})).twin
+    without = run(job(window=seen, trials=4)).twin
+    assert with_noise.verdict == "good" and without.verdict == "not_good"
+    assert abs(with_noise.errors["longest gap p95"]) < 0.25 < abs(without.errors["longest gap p95"])
+
+
+def test_targets_that_the_window_cannot_show_are_judged_by_what_it_can() -> None:
+    gap = TargetRow(metric="gap", bound_s=0.05, quantile=0.99)
+    assert [t.metric for t in slo_of(job(targets=(TARGETS[0], gap))).targets] == ["ttft", "longest_gap"]
+    assert [t.metric for t in slo_of(job()).targets] == ["ttft", "gap"]
+    assert slo_of(job(targets=())).objective == "tokens_per_s"
+    assert run(job(targets=(), trials=4)).proposal is not None
+
+
+def test_a_live_trial_that_failed_is_not_proposed_again() -> None:
+    first = run(job())
+    assert first.proposal is not None and first.proposal.attainment_proposed is not None
+    bad = LiveTrial(
+        setting=first.proposal.setting,
+        attainment=0.2,
+        goodput_rps=0.5,
+        requests=1500,
+        twin_attainment=first.proposal.attainment_proposed,
+    )
+    again = run(job(live=(bad,)))
+    assert again.proposal is not None and again.proposal.setting != first.proposal.setting
+    assert again.proposal.live_trials == 1 and again.proposal.trials == 30
+
+
+def test_53_a_wider_grid_other_bounds_and_other_knobs_go_on_with_one_storage(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'studies.db'}"
+    narrow = {"max_partial_prefills": (0.0, 1.0), "step_tokens": (256.0, 512.0)}
+    wide = {**BOUNDS, "max_partial_prefills": (0.0, 8.0), "order_policy": (0.0, 2.0)}
+    for bounds in (narrow, wide, {"chunk_cap_tokens": (64.0, 128.0)}):
+        found = run(job(bounds=bounds, trials=6, storage=url, study="shop"))
+        assert found.proposal is not None
+    assert len(Archive(url, "shop").remembered(10)) >= 2
+
+
+def test_47_a_locked_storage_is_refused_in_words_and_the_next_job_is_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive, "LOCK_WAIT_S", 0.05)
+    path = tmp_path / "studies.db"
+    asked = job(trials=4, storage=f"sqlite:///{path}", study="shop")
+    run(asked)
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("begin exclusive")
+    with pytest.raises(UnreachableError, match="locked"):
+        run(asked)
+    holder.execute("rollback")
+    assert run(asked).proposal is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": {"floor_s": 1.0}}, "model must hold"),
+        ({"model": {**MODEL._asdict(), "sharpness": 0.5}}, "sharpness"),
+        ({"draws": ({"floor_s": 1.0},)}, "draw"),
+        ({"current": {"step_tokens": 2048, "knob": 1}}, "knob"),
+        ({"base": {"max_running": 8}}, "step_tokens"),
+        ({"targets": (TargetRow(metric="beauty", bound_s=1.0, quantile=0.9),)}, "metric"),
+        ({"noise_modelled_s": (0.1,) * 30}, "twice"),
+        ({"current": {"step_tokens": 1 << 20}}, "boot envelope"),
+    ],
+)
+def test_a_job_that_makes_no_sense_is_an_error_of_ours_with_a_remedy(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(RooftuneError, match=words) as caught:
+        run(job(**changes))
+    assert ";" in str(caught.value)
+
+
+def test_an_empty_window_is_refused() -> None:
+    empty = part_of(window(mix()), np.zeros(len(window(mix()).arrival_s), dtype=bool))
+    with pytest.raises(InputError, match="no finished request"):
+        run(job(window=empty))
+    assert model_of(MODEL._asdict(), "model") == MODEL
