@@ -1,0 +1,45 @@
+"""How a bench finds vLLM and makes the hook visible to it, without one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from policies.errors import MissingDataError
+from tuner.bench.vllm_bed import visible, vllm_python
+
+LOOK = """
+import sys
+from importlib.metadata import entry_points, version
+import policies.errors, engine, tuner
+print(version("rooftune"))
+for group in ("vllm.general_plugins", "vllm.endpoint_plugins"):
+    print(*sorted({point.value for point in entry_points(group=group) if point.name == "rooftune"}))
+print(policies.errors.__file__)
+"""
+
+
+def test_without_the_environment_it_says_so_and_how_to_get_it(tmp_path: Path) -> None:
+    with pytest.raises(MissingDataError, match="make vllm-env"):
+        vllm_python({}, tmp_path)
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.touch()
+    assert vllm_python({"ROOFTUNE_VLLM_ENV": str(tmp_path)}, tmp_path / "other") == python
+
+
+def test_another_interpreter_finds_the_hook_and_only_what_is_ours(tmp_path: Path) -> None:
+    links = visible(tmp_path / "links")
+    assert sorted(path.name.partition("-")[0] for path in links.iterdir()) == [
+        "engine", "policies", "rooftune", "tuner",
+    ]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": str(links)}
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    _, general, endpoint, where = done.stdout.split()
+    assert (general, endpoint) == ("engine.vllm.plugin:register", "engine.vllm.endpoint:TuningPlugin")
+    assert where.startswith(str(links))

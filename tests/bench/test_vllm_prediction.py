@@ -1,0 +1,166 @@
+"""Rows of the protocol as figures and as a twin: a run of the twin itself, written as an engine would tell it."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from policies.errors import RefusedError
+from policies.request import Boot, Setting
+from policies.step_time import StepModel
+from tests.ports.samples import state
+from tuner.bench.live_gain_plan import Sizes, listed
+from tuner.bench.vllm_prediction import FULL, SHORT, Size, engine_of, name_of
+from tuner.bench.vllm_prediction_twin import (
+    FIGURES,
+    figures_of,
+    follows,
+    judged,
+    learn,
+    outcomes,
+    predictions,
+    stamps,
+    step_mape,
+    traffic_of,
+)
+from tuner.model.samples import join
+from tuner.observe.rows import RequestRows, StepRows
+from tuner.sim.engine import Engine
+from tuner.sim.result import RunResult
+from tuner.sim.twin import simulate
+from tuner.sim.workload import Traffic
+
+MODEL = StepModel(0.002, 1e-4, 0.004, 0.0, 1e-4, 0.0, 0.0)
+ENGINE = Engine(Boot(2048, 16, chunking=1, reserve_whole_prompt=1, contents=0, keep_decodes_moving=1), 100_000, 64)
+SETTING = Setting(512, max_running=64)
+
+
+def made_traffic(span_s: float = 20.0) -> Traffic:
+    made = listed(Sizes((20, 120), (1000, 3000), (8, 64)), 8.0, span_s, seed=5)
+    nothing = np.zeros(len(made), dtype=np.int64)
+    prompts, outputs = made.prompt_tokens.astype(np.int64), made.output_tokens.astype(np.int64)
+    return Traffic(made.arrival_s - made.arrival_s[0], prompts, outputs, nothing, nothing)
+
+
+def rows_of(run: RunResult, traffic: Traffic) -> tuple[StepRows, RequestRows]:
+    """What an engine would have written down; the run must have kept its log."""
+    done: dict[int, int] = defaultdict(int)
+    rows: list[tuple[float, ...]] = []
+    end_s = 0.0
+    for step in np.unique(run.log[:, 0]).tolist():
+        mine = np.flatnonzero(run.log[:, 0] == step)
+        start_s = max(end_s, min(float(traffic.arrival_s[r]) for r in run.log[mine, 1].tolist()))
+        end_s = float(run.log_times_s[mine[0]])
+        prefill = decode = prefills = context = prefix = 0
+        work = 0.0
+        for _, request, tokens in run.log[mine].tolist():
+            before = done[request]
+            if before < int(traffic.prompt_tokens[request]):
+                prefill, prefills, prefix = prefill + tokens, prefills + 1, prefix + before
+                work += tokens * (before + tokens / 2)
+            else:
+                decode, context = decode + tokens, context + before
+            done[request] = before + tokens
+        rows.append((step, start_s, end_s - start_s, 512, prefill, decode, len(mine), prefills, context, prefix, work,
+                     0, 0, 0, 0.0, 0, 0))  # fmt: skip
+    columns = [np.array(column) for column in zip(*rows, strict=True)]
+    names = StepRows.__dataclass_fields__
+    steps = StepRows(**{
+        name: column.astype(np.float64 if "float64" in str(kind.type) else np.int64)
+        for (name, kind), column in zip(names.items(), columns, strict=True)
+    })  # fmt: skip
+    found, order = run.outcomes, np.argsort(run.outcomes.finish_s, kind="stable")
+    plain = np.zeros(len(traffic), dtype=np.int64)
+    requests = RequestRows(
+        sequence=np.arange(len(traffic)), arrival_s=found.arrival_s[order], scheduled_s=found.scheduled_s[order],
+        ttft_s=(found.first_token_s - found.arrival_s)[order], finish_s=found.finish_s[order],
+        prompt_tokens=found.prompt_tokens[order], cached_tokens=plain, output_tokens=found.output_tokens[order],
+        gap_count=found.gap_count[order], longest_gap_s=found.longest_gap_s[order], preemptions=plain, ended=plain,
+        gap_over=np.zeros((len(traffic), 0), dtype=np.int64),
+    )  # fmt: skip
+    return steps, requests
+
+
+@pytest.fixture(scope="module")
+def traffic() -> Traffic:
+    return made_traffic()
+
+
+@pytest.fixture(scope="module")
+def told(traffic: Traffic) -> tuple[StepRows, RequestRows]:
+    return rows_of(simulate(traffic, ENGINE, SETTING, MODEL, keep_log=True), traffic)
+
+
+def test_figures_from_rows_are_those_of_the_run(traffic: Traffic, told: tuple[StepRows, RequestRows]) -> None:
+    """Gaps come out of the steps alone, exactly."""
+    ran = simulate(traffic, ENGINE, SETTING, MODEL).outcomes
+    measured = outcomes(*told)
+    assert measured.gap_weights.sum() == ran.gap_weights.sum()
+    assert figures_of(measured) == pytest.approx(figures_of(ran), rel=1e-9)
+    again = traffic_of(measured)
+    assert again.prompt_tokens.tolist() == traffic.prompt_tokens.tolist()
+    assert again.arrival_s.tolist() == traffic.arrival_s.tolist()
+
+
+def test_rows_that_do_not_add_up_are_refused(told: tuple[StepRows, RequestRows]) -> None:
+    steps, requests = told
+    kept = np.ones(len(steps), dtype=np.bool_)
+    kept[np.flatnonzero(steps.decode_tokens)[5]] = False
+    with pytest.raises(RefusedError, match="rows are missing"):
+        outcomes(steps.select(kept), requests)
+    ended = requests.ended.copy()
+    ended[3] = 1
+    with pytest.raises(RefusedError, match="did not finish"):
+        outcomes(steps, replace(requests, ended=ended))
+
+
+def test_a_step_follows_when_a_request_of_the_one_before_goes_on(told: tuple[StepRows, RequestRows]) -> None:
+    steps, requests = told
+    idle = steps.start_s[1:] > steps.end_s[:-1] + 1e-9
+    assert idle.any() and not idle.all()
+    found = follows(steps, requests)
+    assert not found[0] and not found[1:][idle].any(), "a step after idle time follows nothing"
+    # One that starts at once follows, unless a request came in the very instant in which the last one ended.
+    assert found[1:][~idle].mean() > 0.99
+    of_requests, of_steps = stamps(steps, requests)
+    assert (of_steps.end_s[:-1] <= of_steps.start_s[1:]).all() and len(of_requests.arrival_s) == len(requests)
+
+
+def test_one_budget_teaches_the_others(traffic: Traffic, told: tuple[StepRows, RequestRows]) -> None:
+    """Without scatter and without anything outside the step a prediction is all but exact."""
+    twin = learn(*told, seeds=2)
+    assert twin.outside.before_s < 1e-6 and twin.outside.host_s < 1e-6
+    assert step_mape(twin, join([told[0].samples()])) < 0.01
+    for setting in (Setting(128, max_running=64), Setting(2048, chunk_cap_tokens=256, max_running=64)):
+        truth = figures_of(simulate(traffic, ENGINE, setting, MODEL).outcomes)
+        rows = list(judged("x", predictions(twin, traffic, ENGINE, setting), [truth]))
+        assert [row.name for row in rows] == list(FIGURES)
+        assert max(abs(row.error) for row in rows) < 0.05
+        slower = list(judged("x", predictions(twin, traffic, ENGINE, setting, speed=1.3), [truth]))
+        assert min(row.error for row in slower) > 0.1, "a slower machine is another prediction"
+
+
+def test_repeats_are_their_mean_and_their_spread() -> None:
+    measured = [dict.fromkeys(FIGURES, value) for value in (0.8, 1.2)]
+    rows = list(judged("b128", [dict.fromkeys(FIGURES, 1.55)], measured))
+    assert all(row.measured == pytest.approx(1.0) and row.spread == pytest.approx(0.4) for row in rows)
+    assert all(row.error == pytest.approx(0.55) and not row.out_of_bounds for row in rows), "within 1.5 x 0.4"
+    assert all(row.out_of_bounds for row in judged("b128", [dict.fromkeys(FIGURES, 1.65)], measured))
+
+
+def test_the_twins_engine_is_what_the_hook_tells() -> None:
+    engine = engine_of(state())
+    assert engine.boot.ceiling_tokens == 512 and engine.boot.block_tokens == 16 and engine.boot.keep_decodes_moving == 1
+    assert engine.kv_blocks == 100 and engine.sequence_ceiling == 8
+    unknown = state(envelope=state().envelope.model_dump() | {"kv_blocks": None, "kv_block_tokens": None})
+    assert engine_of(unknown).kv_blocks > 100_000
+
+
+@pytest.mark.parametrize("size", [SHORT, FULL])
+def test_what_is_predicted_was_not_fitted_on(size: Size) -> None:
+    names: Sequence[str] = [name_of(setting) for setting in size.others]
+    assert "b512" not in names and len(set(names)) == len(names)
+    if size is FULL:
+        assert sum("cap" in name for name in names) == 2 and len(names) == 6 and size.repeats == 2

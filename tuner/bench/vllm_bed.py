@@ -1,0 +1,163 @@
+"""A real vLLM server with our hook for the benches that need one, on a model made on the spot.
+
+Needs the vLLM environment ($ROOFTUNE_VLLM_ENV, or .venv-vllm in the project); a bench without it is passed over. The
+environment stays as it is: the hook is made visible by a folder of links with the metadata of this installation, as if
+it had been installed there.
+"""
+
+import os
+import secrets
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+import httpx
+
+from policies.errors import MissingDataError, UnreachableError
+from policies.request import Setting
+from tuner.bench.children import Child, Children, Served, wait_for
+from tuner.bench.live_gain_run import Bed
+from tuner.ports.http import HttpPort, Timeouts
+
+VARIABLE = "ROOFTUNE_VLLM_ENV"
+PROJECT = Path(__file__).resolve().parents[2]
+SERVED_NAME = "bench"
+MODEL_SIZE = "small"  # the smallest whose heads vLLM's CPU attention takes
+MODEL_TOKENS = 4096
+START_S, MAKE_S = 300.0, 300.0
+# A step of a long prompt takes a while, and vLLM answers between two steps.
+PATIENT = Timeouts(10.0, 60.0)
+PACKAGES = ("policies", "engine", "tuner")
+
+# What vLLM itself gives a server on a CPU, and a sequence cap that leaves room below the budgets to be tried.
+BOOT_TOKENS = 2048
+MAX_RUNNING = 64
+DEFAULT = Setting(BOOT_TOKENS, max_running=MAX_RUNNING)
+
+
+def vllm_python(environment: Mapping[str, str] = os.environ, project: Path = PROJECT) -> Path:
+    """The interpreter of the vLLM environment. Raises MissingDataError when there is none."""
+    folder = Path(environment.get(VARIABLE) or project / ".venv-vllm")
+    python = folder / "bin" / "python"
+    if not python.exists():
+        raise MissingDataError(f"no vLLM environment at {folder}; run make vllm-env, or name one with {VARIABLE}")
+    return python
+
+
+def visible(folder: Path, found: Distribution | None = None) -> Path:
+    """``folder`` as an entry of PYTHONPATH with our packages and our entry points, and nothing else of ours."""
+    ours = found or distribution("rooftune")
+    info = folder / f"rooftune-{ours.version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: rooftune\nVersion: {ours.version}\n")
+    groups: dict[str, list[str]] = {}
+    for point in ours.entry_points:
+        groups.setdefault(point.group, []).append(f"{point.name} = {point.value}")
+    lines = [line for group, names in groups.items() for line in (f"[{group}]", *names)]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    for name in PACKAGES:
+        (folder / name).symlink_to(PROJECT / name, target_is_directory=True)
+    return folder
+
+
+def make_model(python: Path, links: Path, target: Path, size: str) -> None:
+    """``rooftune make-model`` by vLLM's interpreter, which has the torch that it needs. Raises UnreachableError."""
+    words = [str(python), "-m", "tuner.cli.main", "make-model", str(target), "--size", size]
+    log = target.with_name("make-model.log")
+    with log.open("wb") as to_log:
+        process = subprocess.Popen(words, env=_environment(links), stdout=to_log, stderr=to_log, process_group=0)
+    child = Child("make-model", process, log, log)
+    try:
+        code: int | None = process.wait(MAKE_S)
+    except subprocess.TimeoutExpired:
+        code = None
+    finally:
+        child.stop()
+    if code != 0:
+        raise UnreachableError(f"no model was made ({'time is over' if code is None else code}): {child.last_words()}")
+
+
+@contextmanager
+def serving(python: Path, links: Path, model: Path, work: Path, flags: Sequence[str] = ()) -> Iterator[Served]:
+    """A server that answers; its tuning token lies in ``work/token``. Raises UnreachableError with its last words."""
+    work.mkdir(parents=True, exist_ok=True)
+    token = work / "token"
+    token.write_text(secrets.token_hex(16))
+    port = free_port()
+    words = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    words += ["--served-model-name", SERVED_NAME, "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
+    words += ["--max-model-len", str(MODEL_TOKENS), "--max-num-batched-tokens", str(BOOT_TOKENS)]
+    words += ["--max-num-seqs", str(MAX_RUNNING), "--no-enable-prefix-caching", "--disable-uvicorn-access-log", *flags]
+    environment = _environment(links) | {"VLLM_PLUGINS": "rooftune", "ROOFTUNE_TOKEN_FILE": str(token)}
+    log = work / "vllm.log"
+    with log.open("wb") as to_log:
+        process = subprocess.Popen(
+            words, env=environment, stdin=subprocess.DEVNULL, stdout=to_log, stderr=to_log, cwd=work, process_group=0
+        )
+    url = f"http://127.0.0.1:{port}"
+    child = Child("vllm", process, log, log)
+    try:
+        with httpx.Client(timeout=5.0, trust_env=False) as http:
+            if wait_for(child, lambda: _answers(http, url), START_S) is None:
+                raise UnreachableError(f"vLLM did not come up: {child.last_words()}")
+        yield Served(child, url, url)
+    finally:
+        child.stop()
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Where the servers of a bench stand, one after the other."""
+
+    python: Path
+    work: Path
+    children: Children
+    links: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "links", visible(self.work / "links"))
+
+    @property
+    def model(self) -> Path:
+        return self.work / "model"
+
+    def make_model(self) -> None:
+        make_model(self.python, self.links, self.model, MODEL_SIZE)
+
+    @contextmanager
+    def bed(self, name: str) -> Iterator[Bed]:
+        """A fresh server."""
+        folder = self.work / name
+        with serving(self.python, self.links, self.model, folder) as served:
+            port = HttpPort(served.tuning, folder / "token", PATIENT)
+            try:
+                yield Bed(self.children, served, port, SERVED_NAME, folder)
+            finally:
+                port.close()
+
+
+def _environment(links: Path) -> dict[str, str]:
+    """One thread computes: the other core is for vLLM's server process, the client and the controller."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "ROOFTUNE_"))}
+    return kept | {
+        "PYTHONPATH": str(links), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1",
+        "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(links.parent / "vllm-cache"),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+
+
+def _answers(http: httpx.Client, url: str) -> bool | None:
+    try:
+        return True if http.get(f"{url}/health").status_code == 200 else None
+    except httpx.TransportError:
+        return None
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,229 @@
+"""Bench ``vllm-prediction``: settings that a running vLLM has never had, predicted, and then measured.
+
+A real vLLM server with our hook under mixed load, every eighth prompt long. The step model, its scatter and the times
+outside the step are learned from the tuning protocol's rows under one budget alone; four other budgets and two chunk
+caps are predicted on the same list, and only then pushed and measured, twice, there and back. Nothing is restarted.
+``short``: one other budget, once.
+"""
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from policies.commands import Figure
+from policies.errors import UnreachableError
+from policies.request import Boot, Setting
+from policies.wire import State
+from tuner.bench.children import Children, Talker
+from tuner.bench.live_gain_plan import Listed, Sizes, at_once, listed
+from tuner.bench.live_gain_run import Bed
+from tuner.bench.vllm_bed import DEFAULT, Ground, vllm_python
+from tuner.bench.vllm_prediction_twin import (
+    Values,
+    figures_of,
+    judged,
+    learn,
+    outcomes,
+    predictions,
+    step_mape,
+    traffic_of,
+)
+from tuner.bench.vllm_sweep import Twin, speed_of
+from tuner.bench.vllm_sweep_judge import Judged
+from tuner.clock import SystemClock
+from tuner.model.samples import join
+from tuner.observe.protocol import ProtocolReader
+from tuner.observe.rows import RequestRows, StepRows
+from tuner.sim.engine import Engine
+
+FITTED = DEFAULT._replace(step_tokens=512)
+# Of the rate at which the queue grows at the default.
+LOAD = 0.65
+MEDIAN_AIM, STEP_AIM = 0.10, 0.08
+# When the engine does not tell its pool, one that never fills.
+UNKNOWN_KV_BLOCKS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Size:
+    """One form. others: predicted and measured ``repeats`` times; fit_rounds: of the list, under the fitted budget."""
+
+    sizes: Sizes
+    span_s: float
+    fit_rounds: int
+    others: tuple[Setting, ...]
+    repeats: int
+    seeds: int
+
+
+def _caps(*pairs: tuple[int, int]) -> tuple[Setting, ...]:
+    return tuple(DEFAULT._replace(step_tokens=budget, chunk_cap_tokens=cap) for budget, cap in pairs)
+
+
+SHORT = Size(Sizes((20, 120), (600, 1000), (8, 24)), 5.0, 1, _caps((128, 0)), 1, 4)
+FULL = Size(
+    sizes=Sizes((20, 200), (1000, 3000), (8, 64)),
+    span_s=55.0,
+    fit_rounds=2,
+    others=_caps((128, 0), (256, 0), (1024, 0), (2048, 0), (2048, 128), (2048, 256)),
+    repeats=2,
+    seeds=16,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """What one round left at the engine."""
+
+    steps: StepRows
+    requests: RequestRows
+
+    @property
+    def figures(self) -> Values:
+        return figures_of(outcomes(self.steps, self.requests))
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """predicted: before anything but the fitted budget was measured."""
+
+    twin: Twin
+    predicted: Mapping[Setting, list[Values]]
+    measured: Mapping[Setting, list[Rows]]
+    fitted: Rows
+    at_own_speed: Mapping[Setting, list[Values]]
+
+
+class Watched:
+    """A bed whose rows are read as the controller reads them."""
+
+    def __init__(self, bed: Bed) -> None:
+        self.bed = bed
+        self._reader = ProtocolReader(bed.port, SystemClock())
+
+    def round(self, client: Talker, requests: Listed) -> Rows:
+        """The list once. Raises UnreachableError when the engine's rings lost a row of it."""
+        self._rows()
+        self.bed.round(client, requests)
+        return self._rows()
+
+    def _rows(self) -> Rows:
+        steps, requests = [StepRows.none()], [RequestRows.none()]
+        while True:
+            reading = self._reader.read()
+            if not reading.first and (reading.lost_steps or reading.lost_requests or reading.restarted):
+                raise UnreachableError("rows of the round are lost: it is too long for the rings of the engine")
+            steps.append(reading.steps)
+            if len(reading.requests):
+                requests = [rows for rows in (*requests, reading.requests) if len(rows)]
+            if not (reading.behind or reading.busy):
+                return Rows(StepRows.join(steps), RequestRows.join(requests))
+
+
+def bench(short: bool) -> Iterator[Figure]:
+    """median_error, worst_error and step_mape over all settings but the fitted one, beside their aims."""
+    python = vllm_python()
+    size = SHORT if short else FULL
+    with tempfile.TemporaryDirectory(prefix="rooftune-vllm-prediction-") as folder:
+        work = Path(folder)
+        with Children(work / "logs") as children:
+            ground = Ground(python, work, children)
+            ground.make_model()
+            with ground.bed("server") as bed:
+                found = measure(Watched(bed), size)
+    yield from figures(found)
+
+
+def measure(watched: Watched, size: Size) -> Found:
+    """Learn, predict, and then measure."""
+    bed = watched.bed
+    first = at_once(listed(size.sizes, 4.0, 8.0, seed=1))
+    rush = bed.client(first, "burst")
+    watched.round(rush, first)  # a first time of everything
+    most_rps = len(first) / bed.makespan_s(rush, first)
+    rush.child.stop()
+    requests = listed(size.sizes, LOAD * most_rps, size.span_s, seed=2)
+    client = bed.client(requests)
+    bed.push(FITTED)
+    rounds = [watched.round(client, requests) for _ in range(size.fit_rounds)]
+    twin = learn(
+        StepRows.join(each.steps for each in rounds), RequestRows.join(each.requests for each in rounds), size.seeds
+    )
+    traffic = traffic_of(outcomes(rounds[-1].steps, rounds[-1].requests))
+    engine = engine_of(bed.port.state())
+    predicted = {setting: predictions(twin, traffic, engine, setting) for setting in (*size.others, FITTED)}
+    measured: dict[Setting, list[Rows]] = {setting: [] for setting in size.others}
+    for repeat in range(size.repeats):
+        for setting in size.others[:: -1 if repeat % 2 else 1]:
+            bed.push(setting)
+            measured[setting].append(watched.round(client, requests))
+    client.child.stop()
+    own = {
+        setting: [
+            values
+            for each in rows
+            for values in predictions(twin, traffic, engine, setting, speed_of(twin, each.steps.samples()))
+        ]
+        for setting, rows in measured.items()
+    }
+    return Found(twin, predicted, measured, rounds[-1], own)
+
+
+def engine_of(state: State) -> Engine:
+    """The twin's engine, from what the hook tells of the real one."""
+    envelope = state.envelope
+    boot = Boot(
+        envelope.ceiling_tokens,
+        envelope.kv_block_tokens or 16,
+        chunking=int(envelope.chunking),
+        reserve_whole_prompt=1,
+        contents=0,
+        keep_decodes_moving=1,
+    )
+    return Engine(boot, envelope.kv_blocks or UNKNOWN_KV_BLOCKS, envelope.max_running)
+
+
+def figures(found: Found) -> Iterator[Figure]:
+    """The summary first, then every figure predicted, beside the measured one."""
+    rows = [
+        row
+        for setting, rounds in found.measured.items()
+        for row in judged(name_of(setting), found.predicted[setting], [each.figures for each in rounds])
+    ]
+    own = [
+        row
+        for setting, rounds in found.measured.items()
+        for row in judged(name_of(setting), found.at_own_speed[setting], [each.figures for each in rounds])
+    ]
+    steps = join(each.steps.samples() for rounds in found.measured.values() for each in rounds)
+    speeds = [speed_of(found.twin, each.steps.samples()) for rounds in found.measured.values() for each in rounds]
+    yield from _summary(rows, "")
+    yield Figure("step_mape", step_mape(found.twin, steps), "fraction", STEP_AIM)
+    yield Figure("step_mape_fitted", step_mape(found.twin, found.fitted.steps.samples()), "fraction")
+    yield Figure("least_speed_factor", min(speeds), "of the fitted rounds'")
+    yield Figure("largest_speed_factor", max(speeds), "of the fitted rounds'")
+    yield from _summary(own, "_at_own_speed")
+    outside = found.twin.outside
+    yield Figure("before_scheduler_s", outside.before_s, f"s, {outside.idle_requests} requests")
+    yield Figure("host_s", outside.host_s, "s a step")
+    yield Figure("requests_a_round", float(len(found.fitted.requests)), "requests")
+    for row in judged(name_of(FITTED) + "_fitted", found.predicted[FITTED], [found.fitted.figures]):
+        yield Figure(f"{row.case}_{row.name}", row.predicted, "s", row.measured)
+    for row in rows:
+        mark = ", out of bounds" if row.out_of_bounds else ""
+        yield Figure(f"{row.case}_{row.name}", row.predicted, f"s, spread {row.spread:.3g}{mark}", row.measured)
+
+
+def _summary(rows: list[Judged], suffix: str) -> Iterator[Figure]:
+    errors = [abs(row.error) for row in rows]
+    yield Figure(f"median_error{suffix}", float(np.median(errors)), "fraction", MEDIAN_AIM)
+    yield Figure(f"worst_error{suffix}", max(errors), "fraction", 0.25)
+    yield Figure(f"figures_out_of_bounds{suffix}", sum(row.out_of_bounds for row in rows), f"of {len(rows)}")
+
+
+def name_of(setting: Setting) -> str:
+    """``b512`` or ``b2048_cap128``."""
+    return f"b{setting.step_tokens}" + (f"_cap{setting.chunk_cap_tokens}" if setting.chunk_cap_tokens else "")
