@@ -78,10 +78,10 @@ class LiveEngine:
 
     def start(self) -> None:
         """A new start of the engine: another boot id, nothing in flight."""
-        facts = replace(FAKE_FACTS, max_model_tokens=50_000)
+        facts = replace(FAKE_FACTS, max_model_tokens=10_000)
         runner = QuickRunner(self.model, self.clock, kv_blocks=self.kv_blocks, facts=facts, read_all=False)
         runner.duration_s = self._drifting(runner.duration_s)  # type: ignore[method-assign]  # a test's own engine
-        given = {"max_queue": 2000, "gap_bounds_s": (0.05, 0.2), "prefix_caching": False} | self.options
+        given = {"max_queue": 300, "gap_bounds_s": (0.05, 0.2), "prefix_caching": False} | self.options
         given.setdefault("ring_rows", self.ring_rows)
         self.running = RunningEngine(runner, EngineOptions(self.boot, **given), self.clock)  # type: ignore[arg-type]  # as given
 

@@ -15,6 +15,7 @@ from tuner.control.live_report import write_report
 from tuner.control.loop import Controller
 from tuner.control.options import options_of
 from tuner.control.outcome import CycleRecord
+from tuner.control.parts import Searcher
 from tuner.control.state import StateFile
 from tuner.control.told import line_of
 from tuner.control.worker import ChildSearcher, Limits
@@ -76,11 +77,13 @@ def run_controller(
     tell: Tell,
     after_stage: AfterStage = nothing_after,
     stop: Stop | None = None,
+    searcher: Searcher | None = None,
 ) -> int:
     """Cycles until somebody asks for the end, or ``cycles`` of them; returns the exit code of the command.
 
     On a clean end a lease of ours is given back, so that the engine is at its boot setting; one that is killed leaves
-    that to the lease. report: folder for a report of what was found. after_stage: see ``Controller``.
+    that to the lease. report: folder for a report of what was found. after_stage: see ``Controller``; searcher: another
+    one than a child process, for tests.
     Raises RooftuneError when it cannot start: a state folder that another controller holds, an address in use.
     """
     hands, asked = clock or SystemClock(), stop or Stop()
@@ -103,13 +106,13 @@ def run_controller(
         stack.callback(port.close)
         search = config.search
         limits = Limits(search.timeout_s, search.idle_exit_s, search.memory_bytes, search.nice)
-        searcher = ChildSearcher(limits, clock=hands)
-        stack.callback(searcher.close)
+        found = searcher or ChildSearcher(limits, clock=hands)
+        stack.callback(found.close)
         controller = Controller(
             engine=engine.shown_name,
             port=port,
             reader=ProtocolReader(port, hands),
-            searcher=searcher,
+            searcher=found,
             store=store,
             clock=hands,
             options=options_of(config, config.storage_url),

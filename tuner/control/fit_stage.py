@@ -22,7 +22,7 @@ KEY = "model"
 # Few, because the sample is evened out only where it is full, and most steps are decodes of a handful of sizes.
 CAPACITY_STEPS, FIRST_SEEN_STEPS = 1024, 256
 # A refit is worth its time when so many more steps have been seen, relative to the last one.
-REFIT_GROWTH, REFIT_LEAST_STEPS = 1.25, 200
+REFIT_GROWTH, REFIT_LEAST_STEPS = 1.5, 400
 # Steps of known sizes reach far enough when they cover this share of the sizes seen; otherwise first ones count too.
 REACH = 0.7
 # Steps of one size class (at least so many) may be off this far, in logarithms, before another fit is tried.
