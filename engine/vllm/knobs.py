@@ -31,18 +31,24 @@ class Knobs:
 
     def set_budget(self, tokens: int) -> None:
         """1..ceiling, whatever was asked for."""
-        self._scheduler.max_num_scheduled_tokens = max(1, min(int(tokens), self.ceiling_tokens))
+        tokens = max(1, min(int(tokens), self.ceiling_tokens))
+        if self._scheduler.max_num_scheduled_tokens != tokens:
+            self._scheduler.max_num_scheduled_tokens = tokens
 
     def set_cap(self, tokens: int, adaptive: bool) -> None:
         """Chunk cap of this step; NO_CAP or 0 = none."""
-        self._config.long_prefill_token_threshold = int(tokens) if 0 < tokens < NO_CAP else 0
-        if self.has_adaptive:
+        tokens = int(tokens) if 0 < tokens < NO_CAP else 0
+        if self._config.long_prefill_token_threshold != tokens:
+            self._config.long_prefill_token_threshold = tokens
+        if self.has_adaptive and self._scheduler.adaptive_long_prefill_threshold is not adaptive:
             self._scheduler.adaptive_long_prefill_threshold = adaptive
 
     def set_active(self, requests: int) -> None:
         """Requests beyond which none is admitted: at most the boot ceiling."""
         if self.has_active_cap:
-            self._scheduler.max_num_active_reqs = max(1, min(int(requests), self.most_running))
+            requests = max(1, min(int(requests), self.most_running))
+            if self._scheduler.max_num_active_reqs != requests:
+                self._scheduler.max_num_active_reqs = requests
 
     def apply(self, setting: Setting) -> None:
         """Everything vLLM knows of a setting; caps and orders of ours are enforced step by step."""

@@ -58,7 +58,7 @@ def probe(scheduler: Any, knobs: Knobs, version: str) -> Probe:
     reasons: dict[str, list[str]] = {}
     for name, why in absent.items():
         reasons.setdefault(why, []).append(name)
-    notes += [f"absent: {', '.join(names)}: {why}" for why, names in reasons.items()]
+    notes += [f"absent, for {why}: {', '.join(names)}" for why, names in reasons.items()]
     return Probe(
         envelope=Envelope(bounds),
         boot_envelope=wire.BootEnvelope(

@@ -1,0 +1,228 @@
+"""The hook's parts that need no vLLM: what it finds out at the start, gaps of many requests from one list, orders."""
+
+import random
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.interface import FinishReason
+from engine.vllm.endpoint import TuningPlugin
+from engine.vllm.knobs import Knobs
+from engine.vllm.lists import WaitingOrder, decodes_first, hide, prefill_key, unhide
+from engine.vllm.probe import missing, probe
+from engine.vllm.tracks import TokenClock, Track
+from policies.envelope import Mode
+from policies.errors import InputError
+from policies.request import DEADLINE, FCFS, SHORTEST_FIRST, Setting
+
+
+def scheduler(**more: Any) -> SimpleNamespace:
+    """What the probe reads of vLLM's scheduler."""
+    config = SimpleNamespace(
+        max_num_batched_tokens=2048, long_prefill_token_threshold=0, enable_chunked_prefill=more.pop("chunked", True)
+    )
+    parallel = SimpleNamespace(**{name: more.pop(name, 1) for name in ("data_parallel_size", "tensor_parallel_size")})
+    model = SimpleNamespace(model="m\n", is_multimodal_model=more.pop("multimodal", False), runner_type="generate")
+    whole = SimpleNamespace(
+        parallel_config=parallel,
+        model_config=model,
+        speculative_config=more.pop("speculative", None),
+        kv_transfer_config=more.pop("connector", None),
+        cache_config=SimpleNamespace(num_gpu_blocks=100),
+    )
+    made = {
+        "scheduler_config": config, "vllm_config": whole, "max_num_scheduled_tokens": 512, "max_num_running_reqs": 64,
+        "max_num_active_reqs": 32, "adaptive_long_prefill_threshold": False, "waiting": deque(), "running": [],
+        "requests": {}, "kv_cache_manager": object(), "block_size": 16, "max_model_len": 4096,
+        "kv_cache_config": SimpleNamespace(kv_cache_groups=[object()]),
+    } | dict.fromkeys(("schedule", "update_from_output", "add_request", "_free_request"))  # fmt: skip
+    return SimpleNamespace(**{name: value for name, value in (made | more).items() if value is not absent})
+
+
+absent = object()
+
+
+def found(version: str = "0.32.0", **more: Any) -> Any:
+    subject = scheduler(**more)
+    return probe(subject, Knobs(subject), version)
+
+
+def test_a_known_vllm_moves_everything() -> None:
+    result = found()
+    assert result.notes == () and not result.read_only and result.one_token and result.model == "m "
+    assert {bound.mode for bound in result.envelope.bounds} == {Mode.LIVE} and len(result.envelope.by_name) == 17
+    assert (result.boot_envelope.ceiling_tokens, result.boot_envelope.max_running) == (2048, 64)
+    assert missing(scheduler()) is None
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"version": "0.26.1"}, "vLLM 0.26.1 is untested"),
+        ({"version": "0.33.0"}, "vLLM 0.33.0 is untested"),
+        ({"version": "dev"}, "vLLM dev is untested"),
+        ({"data_parallel_size": 2, "tensor_parallel_size": 4}, "untested with data parallel, tensor parallel"),
+        ({"speculative": object()}, "speculative decoding"),
+        ({"connector": object()}, "a KV connector"),
+        ({"multimodal": True}, "a multimodal model"),
+        ({"need_mamba_block_aligned_split": True}, "block boundaries"),
+    ],
+)
+def test_what_is_untested_is_read_only_with_one_line(more: dict[str, Any], why: str) -> None:
+    result = found(**more)
+    assert result.read_only and len(result.notes) == 1 and why in result.notes[0]
+    assert {bound.mode for bound in result.envelope.bounds} == {Mode.RESTART}
+
+
+@pytest.mark.parametrize(
+    ("more", "names", "why"),
+    [
+        ({"max_num_active_reqs": absent}, {"max_running"}, "no active-request cap"),
+        ({"adaptive_long_prefill_threshold": absent}, {"adaptive_chunk_cap"}, "this vLLM has none"),
+        ({"waiting": []}, {"order_policy", "max_partial_prefills"}, "by priority"),
+        ({"kv_cache_config": SimpleNamespace(kv_cache_groups=[1, 2])}, {"order_policy"}, "several groups"),
+        ({"chunked": False}, {"chunk_cap_tokens", "order_policy"}, "not read in chunks"),
+    ],
+)
+def test_what_is_missing_is_absent_with_its_reason(more: dict[str, Any], names: set[str], why: str) -> None:
+    result = found("0.27.0", **more)
+    assert not result.read_only and not names & set(result.envelope.by_name)
+    assert any(why in note for note in result.notes)
+
+
+def test_without_chunks_the_budget_holds_a_whole_prompt() -> None:
+    result = found(chunked=False, max_num_scheduled_tokens=2048, max_model_len=2000)
+    assert result.envelope.by_name["step_tokens"].minimum == 2000
+
+
+def test_a_scheduler_we_cannot_hold_on_to_is_named() -> None:
+    assert "_free_request" in str(missing(scheduler(_free_request=absent)))
+
+
+def request(name: str, prompt: int = 10, computed: int = 0, output: int = 0) -> Any:
+    return SimpleNamespace(
+        request_id=name, num_prompt_tokens=prompt, num_output_tokens=output, num_preemptions=0,
+        num_tokens=prompt + output, num_computed_tokens=computed,
+    )  # fmt: skip
+
+
+def test_gaps_cut_from_one_list_are_those_that_each_request_had() -> None:
+    """Against a walk that keeps every gap of every request; some are passed over, some end, some come."""
+    chance = random.Random(5)
+    clock = TokenClock((0.01, 0.02, 0.05))
+    last_s: dict[str, float] = {}
+    gaps: dict[str, list[float]] = {}
+    tracks: dict[str, Track] = {}
+    now_s, number, seen = 100.0, 0, 0
+    for _ in range(3000):
+        now_s += chance.choice([0.004, 0.011, 0.03])
+        first = []
+        if len(tracks) < 12 and chance.random() < 0.2:
+            name = str(number)
+            first = [Track(request(name, 10 + number), number, now_s - 1.0)]
+            tracks[name] = first[0]
+            number += 1
+        got = [name for name in tracks if tracks[name] in first or chance.random() < chance.choice([1.0, 1.0, 0.8])]
+        clock.update(now_s, first, iter(got), len(got))
+        for name in got:
+            tracks[name].request.num_output_tokens += 1
+            if name in last_s:
+                gaps.setdefault(name, []).append(now_s - last_s[name])
+            last_s[name] = now_s
+        if tracks and chance.random() < 0.15:
+            clock.end(tracks.pop(chance.choice(list(tracks))), now_s, FinishReason.LENGTH)
+        for record in clock.closed(1):
+            own = gaps.pop(str(record.prompt_tokens - 10), [])
+            assert record.gap_count == len(own) == record.output_tokens - 1 and record.ttft_s == pytest.approx(1.0)
+            assert record.longest_gap_s == (pytest.approx(max(own)) if own else None)
+            assert record.gap_over == tuple(sum(gap > bound + 1e-9 for gap in own) for bound in (0.01, 0.02, 0.05))
+            seen += 1
+    assert seen > 300
+
+
+
+def test_a_request_that_never_got_a_token_has_no_gaps() -> None:
+    clock = TokenClock(())
+    track = Track(request("a"), 0, 1.0)
+    clock.update(2.0, [], iter(()), 0)
+    clock.end(track, 3.0, FinishReason.CANCELLED)
+    (record,) = clock.closed(9)
+    assert (record.ttft_s, record.gap_count, record.longest_gap_s, record.finish_s) == (None, 0, None, 3.0)
+
+
+def test_prefills_stand_in_the_order_of_the_policy() -> None:
+    setting = Setting(step_tokens=1, order_policy=DEADLINE, aging_s=5.0, ttft_target_s=2.0, prefill_s_per_token=0.001)
+    cases = [
+        (request("preempted", 90, output=3), 9.0), (request("aged", 50), 4.0), (request("short", 20), 9.5),
+        (request("long", 80), 9.5), (request("late", 30), 7.5),
+    ]  # fmt: skip
+    keyed = [(prefill_key(one, Track(one, at, arrival), setting, 10.0)[0], one.request_id) for at, (one, arrival) in
+             enumerate(cases)]  # fmt: skip
+    assert [name for _, name in sorted(keyed)] == ["preempted", "aged", "short", "long", "late"]
+    _, until_s = prefill_key(cases[2][0], Track(cases[2][0], 0, 9.5), setting, 10.0)
+    assert until_s == pytest.approx(9.5 + 2.0 - 0.02), "then it is late"
+
+
+def test_the_queue_is_sorted_when_something_changed_and_goes_back_to_arrival_order() -> None:
+    names = {"a": 50, "b": 10, "c": 30}
+    waiting = deque(request(name, tokens) for name, tokens in names.items())
+    tracks = {one.request_id: Track(one, at, float(at)) for at, one in enumerate(waiting)}
+    order, setting = WaitingOrder(), Setting(step_tokens=1, order_policy=SHORTEST_FIRST, aging_s=100.0)
+
+    def stand() -> str:
+        return "".join(one.request_id for one in waiting)
+
+    order.sort(waiting, tracks, setting, 3.0)
+    assert stand() == "bca"
+    waiting.reverse()
+    order.sort(waiting, tracks, setting, 4.0)
+    assert stand() == "acb", "nothing was said to have changed, so nothing is sorted"
+    order.sort(waiting, tracks, setting, 100.5)
+    assert stand() == "abc", "the first one has aged"
+    order.changed()
+    order.sort(waiting, tracks, setting._replace(aging_s=1000.0), 101.0)
+    assert stand() == "bca"
+    order.sort(waiting, tracks, setting._replace(order_policy=FCFS), 102.0)
+    assert stand() == "abc"
+
+
+def test_held_requests_come_back_to_their_places_behind_those_put_back() -> None:
+    items = [request(name) for name in "abcdef"]
+    waiting = deque(items)
+    held = [items[1], items[4]]
+    before = hide(waiting, held)
+    assert [one.request_id for one in waiting] == list("acdf")
+    waiting.popleft()
+    waiting.appendleft(request("x"))
+    unhide(waiting, before, held)
+    assert [one.request_id for one in waiting] == list("xbcdef")
+
+
+def test_decodes_stand_before_prefills() -> None:
+    running = [request(name) for name in "pdqe"]
+    partials = {one.request_id: one for one in running if one.request_id in "pq"}
+    decodes_first(running, partials, list(partials.values()))
+    assert [one.request_id for one in running] == list("depq")
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"ROOFTUNE_TUNING_PORT": "1", "ROOFTUNE_TUNING_SOCKET": "/x"},
+        {"ROOFTUNE_TUNING_PORT": "70000"},
+        {"ROOFTUNE_TUNING_PORT": "x"},
+    ],
+)
+def test_doors_that_cannot_be(environment: dict[str, str]) -> None:
+    with pytest.raises(InputError):
+        TuningPlugin(environment)._own_door()
+
+
+def test_without_token_and_door_no_route_is_there() -> None:
+    app = SimpleNamespace(router=SimpleNamespace(routes=[]))
+    TuningPlugin({}).attach_router(app)
+    assert app.router.routes == []
+    TuningPlugin({"ROOFTUNE_TOKEN_FILE": "/no/such/file"}).attach_router(app)
+    assert app.router.routes == [], "and vLLM starts all the same"
