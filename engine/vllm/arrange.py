@@ -236,6 +236,9 @@ class Arranger:
         most = max(admitted)
         if count == 1 and total >= most:
             room = total
+        elif count == 1 and self._can_skip and 4 * total <= space:
+            self._skip(order[0])  # a scrap: rather unused for a step than at the price of those who go first
+            return cap
         else:
             room = max(total // count, space // (count + 1), 1)
         return min(room, cap)

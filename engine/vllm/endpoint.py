@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from prometheus_client import REGISTRY
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
@@ -23,6 +24,7 @@ from engine.server_run import bind_tcp, bind_unix
 from engine.server_tuning import PREFIX, tuning_routes
 from engine.tuning_source import Change, Read
 from engine.vllm.core import METHOD
+from engine.vllm.scrape import Series
 from policies import wire
 from policies.errors import InputError, bad_value
 
@@ -79,6 +81,7 @@ class TuningPlugin:
         self._engine = EngineProcess()
         self._private: ASGIApp | None = None
         self._serving: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
 
     def attach_router(self, app: Any) -> None:
         """The routes on the public port, when there is a token and no door of their own."""
@@ -104,11 +107,12 @@ class TuningPlugin:
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """The engine stands; the private door opens."""
         self._engine.client = engine_client
+        if engine_client is not None and self._following is None:
+            series = Series()
+            REGISTRY.register(series)
+            self._following = asyncio.create_task(series.follow(self._engine.read))
         if self._private is not None and self._serving is None:
-            try:
-                self._serving = asyncio.create_task(self._serve(self._private))
-            except InputError as error:
-                LOG.error("rooftune: %s; no tuning routes are served", error)
+            self._serving = asyncio.create_task(self._serve(self._private))
 
     def _secret(self) -> SecretFile | None:
         path = self._environment.get(TOKEN_FILE)

@@ -1,18 +1,22 @@
 """The hook's parts that need no vLLM: what it finds out at the start, gaps of many requests from one list, orders."""
 
+import asyncio
 import random
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from engine.interface import FinishReason
 from engine.vllm.endpoint import TuningPlugin
 from engine.vllm.knobs import Knobs
 from engine.vllm.lists import WaitingOrder, decodes_first, hide, prefill_key, unhide
 from engine.vllm.probe import missing, probe
+from engine.vllm.scrape import Series
 from engine.vllm.tracks import TokenClock, Track
+from policies import wire
 from policies.envelope import Mode
 from policies.errors import InputError
 from policies.request import DEADLINE, FCFS, SHORTEST_FIRST, Setting
@@ -142,7 +146,6 @@ def test_gaps_cut_from_one_list_are_those_that_each_request_had() -> None:
     assert seen > 300
 
 
-
 def test_a_request_that_never_got_a_token_has_no_gaps() -> None:
     clock = TokenClock(())
     track = Track(request("a"), 0, 1.0)
@@ -226,3 +229,53 @@ def test_without_token_and_door_no_route_is_there() -> None:
     assert app.router.routes == []
     TuningPlugin({"ROOFTUNE_TOKEN_FILE": "/no/such/file"}).attach_router(app)
     assert app.router.routes == [], "and vLLM starts all the same"
+
+
+def test_a_scrape_tells_what_was_read() -> None:
+    common = {"boot_id": "b", "now_s": 9.0, "lost": 0}
+    step = {name: (1,) for name in wire.StepColumns.model_fields if name not in wire.Columns.model_fields}
+    steps = wire.StepColumns(
+        **common, after=-1, next=4, **(step | {"step": (4,), "duration_s": (0.02,), "prefill_tokens": (99,)})
+    )
+    requests = wire.RequestColumns(
+        **common, after=-1, next=0, sequence=(0,), arrival_s=(1.0,), scheduled_s=(1.5,), ttft_s=(2.0,), finish_s=(4.0,),
+        prompt_tokens=(9,), cached_tokens=(0,), output_tokens=(3,), gap_count=(2,), longest_gap_s=(0.6,),
+        preemptions=(0,), ended=("finished",),
+    )  # fmt: skip
+    boot = {
+        "ceiling_tokens": 64,
+        "max_running": 8,
+        "model_tokens": 9,
+        "kv_blocks": 9,
+        "kv_block_tokens": 16,
+        "chunking": True,
+    }
+    knob = wire.KnobState(name="step_tokens", mode="live", value=32, boot=64, min=1, max=64)
+    state = wire.State(
+        engine="vllm", engine_version="0", model="m", boot_id="b", now_s=9.0, envelope=boot,
+        knobs=(knob,), revision=3, blocked=False, lease=None, step=5,
+    )  # fmt: skip
+
+    async def ask(what: str, after: int) -> str:
+        rows = {"steps": steps, "requests": requests}
+        if what == "state":
+            return state.model_dump_json()
+        if after < 0:
+            return rows[what].model_dump_json()
+        return rows[what].model_copy(update=dict.fromkeys(type(rows[what]).model_fields, ()) | common | {
+            "after": after, "next": after, "gap_over": (), "protocol_version": 1,
+        }).model_dump_json()  # fmt: skip
+
+    series = Series()
+    registry = CollectorRegistry()
+    registry.register(series)
+    assert generate_latest(registry) == b"", "nothing is told before the engine has answered"
+    asyncio.run(series.read(ask))
+    page = generate_latest(registry).decode()
+    for line in (
+        'rooftune_step_duration_seconds_bucket{computed_tokens="128",le="0.02"} 1.0',
+        'rooftune_step_computed_tokens_total{computed_tokens="128"} 100.0',
+        "rooftune_ttft_seconds_sum 2.0", "rooftune_queue_seconds_sum 0.5", "rooftune_tpot_seconds_sum 0.5",
+        "rooftune_budget_configured_tokens 32.0", "rooftune_budget_in_force_tokens 1.0", "rooftune_knob_revision 3.0",
+    ):  # fmt: skip
+        assert line in page, line

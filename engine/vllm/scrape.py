@@ -1,0 +1,126 @@
+"""Our series on vLLM's own /metrics page: steps by tokens and time, requests, and where the knobs stand.
+
+The records live in the engine's process. The API server follows them at its own pace, so a scrape is answered from what
+was read last and never waits for the engine.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engine import metrics_names as names
+from engine.metrics_series import Histogram, StepTable
+from engine.server_errors import ApiError
+from engine.tuning_source import Read
+from policies import wire
+from policies.errors import InputError
+
+LOG = logging.getLogger("vllm.rooftune")
+EVERY_S = 2.0
+
+Ask = Callable[[Read, int], Awaitable[str]]
+
+
+class Series(Collector):
+    """What was read so far. ``follow`` is for the event loop, ``collect`` for any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._table = StepTable(names.COMPUTED_TOKEN_BOUNDS, names.STEP_BOUNDS_S)
+        self._ttft, self._queue = Histogram(names.WAIT_BOUNDS_S), Histogram(names.WAIT_BOUNDS_S)
+        self._tpot = Histogram(names.GAP_BOUNDS_S)
+        self._state: wire.State | None = None
+        self._budget_tokens: int | None = None
+        self._lost = 0
+        self._steps_at = self._requests_at = -1
+
+    async def follow(self, ask: Ask, every_s: float = EVERY_S) -> None:
+        """Until cancelled; an engine that does not answer is asked again."""
+        while True:
+            try:
+                await self.read(ask)
+            except (ApiError, InputError) as error:
+                LOG.debug("rooftune: /metrics stands still: %s", error)
+            await asyncio.sleep(every_s)
+
+    async def read(self, ask: Ask) -> None:
+        """Everything that is new. Raises ApiError when the engine cannot be asked."""
+        state = wire.parse(wire.State, (await ask("state", -1)).encode(), wire.MAX_ANSWER_BYTES)
+        with self._lock:
+            self._state = state
+        while self._take_steps(await ask("steps", self._steps_at)):
+            pass
+        while self._take_requests(await ask("requests", self._requests_at)):
+            pass
+
+    def _take_steps(self, text: str) -> bool:
+        rows = wire.parse(wire.StepColumns, text.encode(), wire.MAX_ANSWER_BYTES)
+        with self._lock:
+            self._lost += rows.lost
+            self._steps_at = rows.next
+            for row, duration_s in enumerate(rows.duration_s):
+                computed = rows.prefill_tokens[row] + rows.decode_tokens[row]
+                context = rows.decode_context_tokens[row] + rows.prefill_context_tokens[row]
+                self._table.add(computed, context, duration_s)
+            if rows.step:
+                self._budget_tokens = rows.budget_tokens[-1]
+        return bool(rows.step)
+
+    def _take_requests(self, text: str) -> bool:
+        rows = wire.parse(wire.RequestColumns, text.encode(), wire.MAX_ANSWER_BYTES)
+        with self._lock:
+            self._requests_at = rows.next
+            for row, ttft_s in enumerate(rows.ttft_s):
+                scheduled_s, finish_s = rows.scheduled_s[row], rows.finish_s[row]
+                if ttft_s is None or scheduled_s is None or finish_s is None:
+                    continue
+                self._ttft.add((ttft_s,))
+                self._queue.add((scheduled_s - rows.arrival_s[row],))
+                if rows.output_tokens[row] > 1:
+                    after_s = finish_s - rows.arrival_s[row] - ttft_s
+                    self._tpot.add((after_s / (rows.output_tokens[row] - 1),))
+        return bool(rows.sequence)
+
+    def collect(self) -> Iterator[Metric]:
+        """All series at one moment; none before the engine answered for the first time."""
+        with self._lock:
+            found = [*self._histograms(), *self._steps(), *self._gauges(self._state)] if self._state else []
+        yield from found
+
+    def _histograms(self) -> Iterator[Metric]:
+        for (name, text), histogram in ((names.TTFT, self._ttft), (names.QUEUE, self._queue), (names.TPOT, self._tpot)):
+            family = HistogramMetricFamily(name, text)
+            family.add_metric((), histogram.buckets(), histogram.total)
+            yield family
+
+    def _steps(self) -> Iterator[Metric]:
+        durations = HistogramMetricFamily(*names.STEP, labels=("computed_tokens",))
+        tokens = CounterMetricFamily(*names.STEP_TOKENS, labels=("computed_tokens",))
+        context = CounterMetricFamily(*names.STEP_CONTEXT, labels=("computed_tokens",))
+        for label, (histogram, sums) in self._table.rows.items():
+            durations.add_metric((label,), histogram.buckets(), histogram.total)
+            tokens.add_metric((label,), sums[0])
+            context.add_metric((label,), sums[1])
+        yield from (durations, tokens, context)
+        yield CounterMetricFamily("rooftune_steps_lost", "Steps overwritten before they were counted here.", self._lost)
+
+    def _gauges(self, state: wire.State | None) -> Iterator[Metric]:
+        assert state is not None
+        configured = next((knob.value for knob in state.knobs if knob.name == "step_tokens"), None)
+        for name, text, value in (
+            ("rooftune_budget_configured_tokens", "Token budget of the setting in force.", configured),
+            ("rooftune_budget_in_force_tokens", "What the latest step was allowed.", self._budget_tokens),
+            (
+                "rooftune_lease_left_seconds",
+                "Until the boot setting is back; 0: no lease.",
+                state.lease.left_s if state.lease else 0.0,
+            ),
+            ("rooftune_knob_revision", "Grows with every change of the knobs.", state.revision),
+            ("rooftune_pushes_blocked", "1 after a blocking revert, until a resume.", state.blocked),
+        ):
+            if value is not None:
+                yield GaugeMetricFamily(name, text, float(value))
