@@ -210,7 +210,7 @@ class Arranger:
         if order:
             decodes_first(scheduler.running, partials, order)
         self._hide(held)
-        if scheduler.running:
+        if scheduler.running or admitted:
             self._admit_only(len(admitted))
         if not self._disappointed:
             self._expected = len(scheduler.running) + len(admitted)
