@@ -11,11 +11,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from engine.torch.make_model import make_model
+from engine.torch.make_model import Shape, random_llama, train_tokenizer
 from engine.vllm.hook import Hook
 from engine.vllm.plugin import register
 from policies import wire
 
+# Heads of 32, the least that vLLM takes on a CPU; steps of a few milliseconds, so that the share of the hook shows.
+SHAPE = Shape(layers=3, hidden=128, inner=256, heads=4, kv_heads=2, vocab_tokens=1024)
 CLIENTS, PAIRS, ROUNDS = {"short": 24, "full": 64}, {"short": 6, "full": 20}, {"short": 2, "full": 8}
 
 
@@ -23,7 +25,8 @@ def main(folder: Path, length: str) -> None:
     from vllm import LLM
 
     register()
-    make_model(folder / "model", size="tiny", seed=1)
+    random_llama(SHAPE, SHAPE.vocab_tokens, 1, 4096).save_pretrained(folder / "model")
+    train_tokenizer(SHAPE.vocab_tokens, 1, 4096).save_pretrained(folder / "model")
     llm = LLM(
         str(folder / "model"), dtype="float32", enforce_eager=True, max_model_len=4096, max_num_batched_tokens=512,
         max_num_seqs=32, enable_prefix_caching=False, disable_log_stats=True,

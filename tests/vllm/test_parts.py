@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from engine.interface import FinishReason
+from engine.vllm.bench import median_interval
 from engine.vllm.endpoint import TuningPlugin
 from engine.vllm.knobs import Knobs
 from engine.vllm.lists import WaitingOrder, decodes_first, hide, prefill_key, unhide
@@ -279,3 +280,10 @@ def test_a_scrape_tells_what_was_read() -> None:
         "rooftune_budget_configured_tokens 32.0", "rooftune_budget_in_force_tokens 1.0", "rooftune_knob_revision 3.0",
     ):  # fmt: skip
         assert line in page, line
+
+
+def test_the_median_of_pairs_and_its_interval() -> None:
+    assert median_interval([3.0, 1.0, 2.0]) == (1.0, 2.0, 3.0)
+    assert median_interval([float(value) for value in range(1, 7)]) == (1.0, 3.5, 6.0)
+    # Twenty values: the sixth and the fifteenth hold the median with 95.9 %, the seventh would not.
+    assert median_interval([float(value) for value in range(1, 21)]) == (6.0, 10.5, 15.0)
