@@ -22,6 +22,7 @@ except ImportError:  # older torch: the calls for each segment still work
 
 NAME = "rooftune_paged"
 STEP_ARGUMENT = "rooftune_step"
+allow_varlen = True  # a check of both ways switches it off
 _NO_STEP = f"attention {NAME!r} was called without {STEP_ARGUMENT!r}; run the model through TorchRunner"
 
 
@@ -55,7 +56,8 @@ def paged_attention(
 def has_varlen_kernel(query: torch.Tensor) -> bool:
     """Whether torch's variable-length flash attention takes this tensor."""
     return (
-        varlen_attn is not None
+        allow_varlen
+        and varlen_attn is not None
         and query.is_cuda
         and query.dtype in (torch.float16, torch.bfloat16)
         and query.shape[-1] <= 256

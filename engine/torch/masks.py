@@ -29,7 +29,9 @@ class CausalMasks:
         if prefix > held:
             held = max(_FIRST_PREFIX, 1 << (prefix - 1).bit_length() if prefix else 0)
             self._buffers[window] = self._make(window, held)
-        return self._buffers[window][:queries, held - prefix : held + queries]
+        mask = self._buffers[window][:queries, held - prefix : held + queries]
+        # CUDA kernels load masks in aligned pieces, and a slice may begin anywhere.
+        return mask if self._device.type == "cpu" else mask.clone(memory_format=torch.contiguous_format)
 
     def of_blocks(self, size: int, seen: torch.Tensor, gone: torch.Tensor | None = None) -> torch.Tensor:
         """(blocks, size): 0 where a query sees a key of a block of ``size`` keys, -inf elsewhere.

@@ -36,8 +36,8 @@ class TorchRunner:
 
         Raises ValueError for a segment that does not fit its block table or the store.
         """
-        geometry = self._prepare(step)
-        logits = self._forward(geometry)
+        geometry = self.prepare(step)
+        logits = self.forward(geometry)
         if logits is None:
             if self._store.device.type == "cuda":
                 torch.cuda.synchronize(self._store.device)  # or the step's duration would be booked in the next
@@ -45,15 +45,15 @@ class TorchRunner:
         sampled = [segment for segment in step.segments if segment.sample]
         return sample(logits, [segment.sampling for segment in sampled], [segment.end for segment in sampled])
 
-    def _prepare(self, step: StepBatch) -> StepGeometry:
-        """Everything that the forward will ask for, and no stale entry where it will look."""
+    def prepare(self, step: StepBatch) -> StepGeometry:
+        """Everything that ``forward`` will ask for, and no stale entry where it will look; in inference mode."""
         geometry = StepGeometry(step, self._store, self._masks)
         for window in self._windows:
             geometry.reads(window)
         self._store.clear(geometry.unwritten)
         return geometry
 
-    def _forward(self, geometry: StepGeometry) -> torch.Tensor | None:
+    def forward(self, geometry: StepGeometry) -> torch.Tensor | None:
         """The model's own work: logits of the rows that are wanted; None when none is."""
         hidden = self._inner(
             input_ids=geometry.token_ids,

@@ -1,5 +1,6 @@
 """Tiny random models of each family, float32, and what transformers' own ``generate`` says they answer."""
 
+import os
 from copy import deepcopy
 from functools import cache
 
@@ -18,6 +19,8 @@ from engine.torch.load import make_runner
 from engine.torch.runner import TorchRunner
 
 VOCABULARY = 211
+# `make gpu-check` runs the equality tests on a card.
+DEVICE = os.environ.get("ROOFTUNE_TEST_DEVICE", "cpu")
 _SHAPE = {
     "vocab_size": VOCABULARY,
     "hidden_size": 96,
@@ -59,7 +62,7 @@ def reference(name: str) -> PreTrainedModel:
     """The model with transformers' own attention."""
     torch.manual_seed(len(name))
     model = AutoModelForCausalLM.from_config(CONFIGS[name], attn_implementation="sdpa", dtype=torch.float32)
-    return model.eval()
+    return model.to(DEVICE).eval()
 
 
 def runner(name: str, *, kv_blocks: int = 128, block_tokens: int = 16) -> TorchRunner:
@@ -67,13 +70,13 @@ def runner(name: str, *, kv_blocks: int = 128, block_tokens: int = 16) -> TorchR
     source = reference(name)
     model = AutoModelForCausalLM.from_config(deepcopy(source.config), dtype=torch.float32)
     model.load_state_dict(source.state_dict())
-    return make_runner(model, name=name, kv_blocks=kv_blocks, block_tokens=block_tokens)
+    return make_runner(model.to(DEVICE), name=name, kv_blocks=kv_blocks, block_tokens=block_tokens)
 
 
 @torch.no_grad()
 def generated(model: PreTrainedModel, prompt: list[int], tokens: int) -> list[int]:
     """Greedy continuation by transformers, ``tokens`` long."""
-    ids = torch.tensor([prompt])
+    ids = torch.tensor([prompt], device=model.device)
     out = model.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens, min_new_tokens=tokens
     )

@@ -12,11 +12,11 @@ from statistics import median
 
 import torch
 
-from engine.torch.bench.models import packaged_model
 from engine.interface import GenerationRequest, TokenEvent
 from engine.metrics import Metrics
 from engine.options import EngineOptions
 from engine.running import RunningEngine
+from engine.torch.bench.models import packaged_model
 from engine.torch.geometry import StepGeometry
 from engine.torch.load import load_runner
 from engine.torch.runner import TorchRunner
@@ -42,9 +42,9 @@ class TimedRunner(TorchRunner):
         timed.__dict__.update(runner.__dict__)
         return timed
 
-    def _forward(self, geometry: StepGeometry) -> torch.Tensor | None:
+    def forward(self, geometry: StepGeometry) -> torch.Tensor | None:
         begun_s, begun_cpu_s = time.perf_counter(), time.thread_time()
-        logits = super()._forward(geometry)
+        logits = super().forward(geometry)
         self.forward_s = time.perf_counter() - begun_s
         self.forward_cpu_s = time.thread_time() - begun_cpu_s
         return logits

@@ -19,10 +19,10 @@ from threading import Event
 import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 
-from engine.torch.bench.models import made_model, packaged_model
 from engine.interface import GenerationRequest, TokenEvent
 from engine.options import EngineOptions
 from engine.running import RunningEngine
+from engine.torch.bench.models import made_model, packaged_model
 from engine.torch.load import choose_dtype, load_runner
 from policies.commands import Figure
 from policies.request import Setting

@@ -1,0 +1,51 @@
+"""``make gpu-check`` on a CPU: everything but the card."""
+
+import importlib.util
+import random
+import sys
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+pytestmark = pytest.mark.engine
+pytest.importorskip("torch", reason="needs torch (make engine-env)")
+
+from engine.torch import gpu_check  # noqa: E402 - after the check for torch
+from tuner.model.sample_file import read_steps  # noqa: E402
+
+HAS_FIT = Path(sys.executable).with_name("rooftune").exists() and importlib.util.find_spec("matplotlib") is not None
+
+
+def test_a_dry_run_measures_every_kind_of_step_and_fits_them(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_check, "ROUND_STEPS", 2)
+    words = ["--device", "cpu", "--size", "tiny", "--seconds", "0.01", "--most-tokens", "512", "--out", str(tmp_path)]
+    code = gpu_check.main(words)
+    printed = capfd.readouterr().out
+    kinds = [kind for kind in gpu_check.KINDS if kind.computed_tokens <= 512]
+    assert "dry run" in printed and all(f"\n{kind.computed_tokens:6d}  " in printed for kind in kinds)
+    steps = read_steps(tmp_path / "steps.csv")
+    assert len(steps) == 2 * 2 * len(kinds)  # two rounds of two steps each
+    assert set(steps.computed_tokens) == {kind.computed_tokens for kind in kinds}
+    by_tokens = [median(steps.duration_s[steps.prefill_tokens == tokens]) for tokens in (16, 512)]
+    assert by_tokens[1] > by_tokens[0]
+    if HAS_FIT:
+        assert code == 0 and "knee" in printed and (tmp_path / "model.json").exists()
+    else:
+        assert code != 0
+
+
+def test_what_it_cannot_do_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    assert gpu_check.main(["--device", "cpu", "--seconds", "0"]) == 2
+    assert gpu_check.main(["--device", "cpu", "--most-tokens", "5"]) == 2
+    assert capfd.readouterr().err.count("\n") == 2
+
+
+def test_blocks_of_a_step_are_each_request_s_own() -> None:
+    kind = gpu_check.Kind(decodes=5, context=40, chunk=33, prior=16)
+    step = gpu_check.make_step(kind, 100, random.Random(0))
+    blocks = [block for segment in step.segments for block in segment.block_table]
+    assert len(set(blocks)) == len(blocks) and max(blocks) * gpu_check.BLOCK_TOKENS < kind.kv_tokens
+    assert step.computed_tokens == kind.computed_tokens
