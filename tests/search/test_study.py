@@ -1,17 +1,19 @@
 """The study: ask and tell, constraints, repeats, failed values."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from policies.errors import RefusedError
+from policies.errors import InputError, RefusedError
 from policies.request import Boot, Setting
 from policies.slo import MarginReason, MarginRow, Slo, Target
 from policies.step_time import NAMED_MODELS
+from tuner.search import study as study_module
 from tuner.search.evaluation import Evaluation, Role
 from tuner.search.objective import MARGIN_CAP, capped_margin, constraint, evaluate
 from tuner.search.space import SearchSpace, search_space
-from tuner.search.study import SettingStudy, constraint_names
+from tuner.search.study import STARTUP_TRIALS, SettingStudy, constraint_names
 from tuner.sim.engine import Engine
 from tuner.sim.generate import document_mix
 
@@ -113,3 +115,24 @@ def test_constraints_have_the_margins_sign_and_one_scale(evaluation: Evaluation)
 def test_an_unknown_sampler_is_refused(space: SearchSpace) -> None:
     with pytest.raises(RefusedError, match="tpe"):
         SettingStudy(space, sampler="annealing", seed=0)
+
+
+def test_a_gaussian_process_without_its_libraries_is_one_clear_line(
+    space: SearchSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study_module, "find_spec", lambda name: None if name == "torch" else object())
+    with pytest.raises(InputError, match="torch"):
+        SettingStudy(space, sampler="gp", seed=0)
+
+
+@pytest.mark.engine
+def test_a_gaussian_process_beats_its_start(space: SearchSpace, evaluation: Evaluation) -> None:
+    pytest.importorskip("scipy")
+    study = SettingStudy(space, sampler="gp", seed=1)
+    values = []
+    for _ in range(30):
+        ticket = study.ask()
+        assert ticket.setting.step_tokens % 8 == 0 and 64 <= ticket.setting.step_tokens <= 2048
+        values.append(-abs(math.log(ticket.setting.step_tokens / 700)))
+        study.tell(ticket, replace(evaluation, margins=(), missed=()), values[-1])
+    assert max(values[STARTUP_TRIALS:]) > max(values[:STARTUP_TRIALS]) and max(values) > -0.03

@@ -329,8 +329,9 @@ def _sampler(name: str, seed: int) -> BaseSampler:
     if name == "random":
         return RandomSampler(seed=seed)
     if name == "gp":
-        if find_spec("torch") is None:
-            raise InputError("sampler 'gp' needs torch, which is not installed; use 'tpe', or install torch")
+        missing = [module for module in ("torch", "scipy") if find_spec(module) is None]
+        if missing:
+            raise InputError(f"sampler 'gp' needs {missing[0]}, which is not installed; use 'tpe', or install it")
         return GPSampler(seed=seed, n_startup_trials=STARTUP_TRIALS, warn_independent_sampling=False)
     if name != "tpe":
         raise RefusedError(f"sampler is {name!r}, must be one of {', '.join(SAMPLERS)}; choose one")
