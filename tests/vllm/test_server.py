@@ -1,6 +1,6 @@
 """The plugin in a real vLLM server: hot changes, ten thousand pushes under load, reading, who may.
 
-``ROOFTUNE_FULL=1`` takes the whole ten thousand; else a tenth of it. No wall time is asserted anywhere.
+``ROOFTUNE_FULL=1`` takes the whole ten thousand; else a fifth of it. No wall time is asserted anywhere.
 """
 
 import json
@@ -23,7 +23,7 @@ from tests.vllm.server import AUTH, Server, make_model, serving
 
 pytestmark = pytest.mark.vllm
 
-PUSHES = 10_000 if os.environ.get("ROOFTUNE_FULL") else 1_000
+PUSHES = 10_000 if os.environ.get("ROOFTUNE_FULL") else 2_000
 LONG_TOKENS, LONG_OUTPUT = 6_000, 8
 
 
@@ -223,29 +223,32 @@ class Load:
 
 def any_push(chance: random.Random, revision: int) -> dict[str, Any]:
     """A body for the push route: mostly near the truth, often outside or wrong in one place."""
-    names = [*wire.Knobs.model_fields]
-    numbers = [0, 1, 7, 64, 128, 256, 2047, 2048, 2049, 10**7, -1, 0.5, "64", None, True, [], 2**70]
-    order: list[Any] = [
-        {"kind": "fcfs"}, {"kind": "shortest_first", "aging_s": 0.5}, {"kind": "lifo"}, None,
+    rarely = chance.random() < 0.25  # then something that cannot be
+    model = dict.fromkeys(wire.StepConstants.model_fields, 0.0) | {"slope_s_per_token": 1e-4}
+    orders: list[Any] = [
+        None, {"kind": "fcfs"}, {"kind": "shortest_first", "aging_s": 0.5},
         {"kind": "deadline", "aging_s": 1.0, "ttft_target_s": 0.5, "prefill_s_per_token": 1e-4},
     ]  # fmt: skip
-    model = dict.fromkeys(wire.StepConstants.model_fields, 0.0) | {"slope_s_per_token": 1e-4}
-    budget: list[Any] = [
-        {"kind": "fixed"}, {"kind": "pressure", "tokens": 32, "prefills": 2}, None, None,
+    budgets: list[Any] = [
+        None, {"kind": "fixed"}, {"kind": "pressure", "tokens": 32, "prefills": 2},
         {"kind": "step_time_target", "target_s": 0.01, "floor_tokens": 16, "step_model": model},
-        {"kind": "step_time_target", "target_s": 0.01, "floor_tokens": 16},
     ]  # fmt: skip
-    usual = [1, 16, 64, 256, 1024, 2048]
-    knobs: dict[str, Any] = {"step_tokens": chance.choice(usual)}
+    knobs: dict[str, Any] = {"step_tokens": chance.choice([1, 16, 64, 256, 1024, 2048])}
+    counts = [name for name in wire.Knobs.model_fields if name not in ("adaptive_chunk_cap", "pass_over_max_s")]
     for _ in range(chance.randrange(4)):
-        knobs[chance.choice(names)] = chance.choice(numbers) if chance.random() < 0.3 else chance.choice([1, 2, 64])
+        knobs[chance.choice(counts)] = chance.choice([1, 2, 64])
+    if rarely:
+        odd = [0, 2049, 2049, 2049, 10**7, -1, 0.5, "64", True, [], 2**70]
+        knobs[chance.choice([*wire.Knobs.model_fields, "unknown"])] = chance.choice(odd)
+        orders.append({"kind": "lifo"})
+        budgets.append({"kind": "step_time_target", "target_s": 0.01, "floor_tokens": 16})
     body = {
-        "knobs": knobs, "lease_s": chance.choice([0.05, 1.0, 60.0, 0.0, 1e9] if chance.random() < 0.3 else [0.2, 60.0]),
+        "knobs": knobs, "lease_s": chance.choice([0.0, 1e9] if rarely and chance.random() < 0.2 else [0.05, 0.2, 60.0]),
         "expected_revision": revision if chance.random() < 0.8 else chance.randrange(1000),
         "actor": "pusher" if chance.random() < 0.9 else "other", "reason": "because",
-        "order_policy": chance.choice(order), "budget_policy": chance.choice(budget),
+        "order_policy": chance.choice(orders), "budget_policy": chance.choice(budgets),
     }  # fmt: skip
-    if chance.random() < 0.05:
+    if rarely and chance.random() < 0.2:
         body[chance.choice(["surplus", "protocol_version"])] = 7
     return body
 
@@ -287,7 +290,7 @@ def test_thousands_of_pushes_under_load(server: Server) -> None:
     assert {"200", "401", "409 conflict_revision", "409 held_by_other", "422 malformed", "422 outside_envelope"} <= set(
         codes
     )
-    assert codes["200"] > PUSHES / 20
+    assert codes["200"] > PUSHES / 10
     assert sum(codes.values()) == 8 * (PUSHES // 8)
     # The last valid one is in force, and the engine takes the next.
     last = taken(push(server, actor="pusher", step_tokens=77)) if server.tuning_state().lease else None
