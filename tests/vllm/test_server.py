@@ -343,6 +343,17 @@ def test_who_may(server: Server) -> None:
     assert server.call("PUT", "/knobs", b"x" * 70_000).status_code == 413
 
 
+def test_our_series_stand_on_the_page_of_vllm(server: Server) -> None:
+    server.complete(prompt(77, 300), 3)
+    wanted = 'rooftune_step_computed_tokens_total{computed_tokens="384"}'
+    for _ in range(100):
+        page = server.http.get(f"{server.url}/metrics").text
+        if wanted in page:
+            break
+        time.sleep(0.5)  # read every two seconds
+    assert wanted in page and "rooftune_budget_configured_tokens 2048.0" in page and "vllm:iteration_tokens_total" in page
+
+
 def test_without_a_token_only_a_door_of_its_own_and_read_only(vllm_python: Path, model: Path) -> None:
     place = model.parent / "open"
     door = model.parent / "door.sock"
