@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from policies.errors import RefusedError
+from policies.quantiles import weighted_quantile
 from policies.request import Boot, Setting
 from policies.step_time import StepModel
 from tests.ports.samples import state
@@ -98,6 +99,9 @@ def test_figures_from_rows_are_those_of_the_run(traffic: Traffic, told: tuple[St
     ran = simulate(traffic, ENGINE, SETTING, MODEL).outcomes
     measured = outcomes(*told)
     assert measured.gap_weights.sum() == ran.gap_weights.sum()
+    for q in (0.2, 0.5, 0.8, 0.9, 0.95, 1.0):
+        expected = weighted_quantile(ran.gap_values_s, ran.gap_weights, q)
+        assert weighted_quantile(measured.gap_values_s, measured.gap_weights, q) == pytest.approx(expected, rel=1e-9)
     assert figures_of(measured) == pytest.approx(figures_of(ran), rel=1e-9)
     again = traffic_of(measured)
     assert again.prompt_tokens.tolist() == traffic.prompt_tokens.tolist()
