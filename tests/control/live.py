@@ -65,6 +65,7 @@ class LiveEngine:
     slow: float = 1.0
     jitter: float = 0.02
     hung: bool = False
+    model_tokens: int = 10_000
     rejected: int = 0
     after_step: Callable[["LiveEngine"], None] | None = None
 
@@ -78,7 +79,7 @@ class LiveEngine:
 
     def start(self) -> None:
         """A new start of the engine: another boot id, nothing in flight."""
-        facts = replace(FAKE_FACTS, max_model_tokens=10_000)
+        facts = replace(FAKE_FACTS, max_model_tokens=self.model_tokens)
         runner = QuickRunner(self.model, self.clock, kv_blocks=self.kv_blocks, facts=facts, read_all=False)
         runner.duration_s = self._drifting(runner.duration_s)  # type: ignore[method-assign]  # a test's own engine
         given = {"max_queue": 300, "gap_bounds_s": (0.05, 0.2), "prefix_caching": False} | self.options

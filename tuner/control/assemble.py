@@ -86,7 +86,7 @@ def run_controller(
     one than a child process, for tests.
     Raises RooftuneError when it cannot start: a state folder that another controller holds, an address in use.
     """
-    hands, asked = clock or SystemClock(), stop or Stop()
+    hands, asked = clock or SystemClock(), Stop() if stop is None else stop
     with ExitStack() as stack:
         stack.enter_context(on_signals(asked))
         store = stack.enter_context(StateFile.own(config.state, config.retention, hands))

@@ -61,12 +61,11 @@ def decide_cycle(
         return Verdict(Action.HOLD, CycleReason.HELD_BY_OTHER)
     if foreign:
         return Verdict(Action.REVERT, CycleReason.FOUND_FOREIGN)
-    if said.reason in _FIRST and said.reason is not Reason.VERIFYING:
+    stalled = freeze is CycleReason.STALLED
+    if said.reason in _FIRST and not (stalled and said.reason in (Reason.VERIFYING, Reason.KV_BOUND)):
         return _verdict(said)
-    if freeze is CycleReason.STALLED and now.push_in_force and not now.verified:
+    if stalled and now.push_in_force and not now.verified:
         return Verdict(Action.REVERT, CycleReason.STALLED)
-    if said.reason is Reason.VERIFYING:
-        return _verdict(said)
     if freeze is not None:
         return Verdict(Action.HOLD, freeze)
     if said.reason is Reason.NO_PROPOSAL:

@@ -1,7 +1,7 @@
 """Two windows of live traffic, before and after a push, compared like with like. Pure.
 
-Selection: both windows are of one length, and in both a request counts when it arrived and ended inside. So both cut
-off the same kind of request at their ends.
+Selection: all windows are of one length, and in each a request counts when it arrived and ended inside. So all cut off
+the same kind of request at their ends.
 Matched: arrivals per second differ by no more than RATE_RATIO beyond counting noise, and the shares of the prompt
 length classes (a factor of four each) overlap by at least OVERLAP. Within that, the classes are weighted alike on
 both sides, so that a few more documents after the push are not taken for a loss.

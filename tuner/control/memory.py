@@ -21,7 +21,7 @@ MOST_TRIED = 50
 class Traffic(Part):
     """What makes two windows of traffic alike, and from how many requests it is known.
 
-    prompt_mean_tokens tells how many long prompts there are, prompt_spread (deviation over mean) how well that is known.
+    prompt_mean_tokens tells how many long prompts there are, prompt_spread (deviation over mean) how surely it does.
     """
 
     requests: Count

@@ -14,8 +14,10 @@ from policies.targets import Slo
 from policies.verify import Observed
 from tuner.control.canonical import canonical
 from tuner.control.figures import judged, queue_s
+from tuner.control.matched import overdue
 from tuner.control.memory import Traffic
 from tuner.control.outcome import SignalPart
+from tuner.control.signals_budget import observed_ceiling_tokens
 from tuner.observe.protocol import Reading
 from tuner.observe.rows import ABORTED, FAILED, FINISHED, IntArray, RequestRows, StepRows
 from tuner.observe.window import Window
@@ -90,6 +92,18 @@ class Seen:
         """What the requests are like; None when there are too few to say."""
         return traffic_of(self.requests, self.span_s)
 
+    @cached_property
+    def overdue(self) -> float:
+        """Requests that wait now and must have waited longer than the TTFT targets allow: missed, though not ended."""
+        rate_rps = len(self.requests) / self.span_s if self.span_s > 0.0 else math.nan
+        return overdue(waiting_at(self.window, self.now_s), rate_rps, ttft_bound_s(self.slo))
+
+    @cached_property
+    def ceiling_tokens(self) -> int | None:
+        """The budget that the steps under this setting show to be in force, when it is not the one that is set."""
+        steps = self.window.steps.select(self.window.steps.start_s >= self.from_s)
+        return observed_ceiling_tokens(steps, self.state)
+
     @property
     def abort_storm(self) -> bool:
         return storming(self.window, max(self.from_s, self.now_s - self.verify_s))
@@ -114,6 +128,13 @@ class Seen:
     @property
     def preempting(self) -> bool:
         return bool(self.reading.steps.preemptions.sum() > 0)
+
+
+def ttft_bound_s(slo: Slo) -> float:
+    """The mildest bound on a wait for a first token that holds for everybody; +inf without one."""
+    bounds = [target.bound_s for target, _ in slo.all_targets() if target.metric in ("ttft", "queue")]
+    base = [target for target in slo.targets if target.metric in ("ttft", "queue")]
+    return max(bounds) if base else math.inf
 
 
 def storming(window: Window, start_s: float) -> bool:

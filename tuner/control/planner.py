@@ -12,9 +12,18 @@ from tuner.control.parts import Searcher
 from tuner.control.propose_stage import Found, SearchDesk, Why, make_job, remembered
 from tuner.control.push_stage import one_line
 from tuner.control.sight import Sighting
+from tuner.control.signals_codes import Signal
 from tuner.control.standing import Holder
 from tuner.control.trust import Bounds, region
 from tuner.model.roofline import FitRefused
+
+# What has ended may look well while others never get that far.
+UNHEALTHY = frozenset(
+    {
+        Signal.LONG_PREFILL_BLOCKS.value, Signal.QUEUE_GROWING.value, Signal.PARTIAL_PREFILLS_GROWING.value,
+        Signal.DECODES_CROWD_BUDGET.value,
+    }
+)  # fmt: skip
 
 
 class Planner:
@@ -30,6 +39,8 @@ class Planner:
         """A refit, when there is no model, when it drifted, or when there are that many more steps than at the last."""
         if sight.seen.reading.restarted:
             self._desk.forget()
+        if sight.standing.trial is not None:
+            self._desk.standing = None  # it has been acted on
         learner = self._learner
         if not learner.enough or not learner.due:
             return
@@ -78,8 +89,12 @@ class Planner:
         if not bounds:
             return "no knob of this engine may be moved: see its envelope and the bounds"
         job = make_job(seen, self._options, model, bounds, memory.tried, number)
-        said = self._desk.ask(job, seen, self._clock.now_s())
-        return said or (f"no effect seen of {', '.join(sorted(silent))}: not searched" if silent else "")
+        said = [self._desk.ask(job, seen, self._clock.now_s())]
+        if silent:
+            said.append(f"no effect seen of {', '.join(sorted(silent))}: not searched")
+        if seen.ceiling_tokens is not None:
+            said.append(f"the set budget is not in force, steps show {seen.ceiling_tokens} tokens")
+        return "; ".join(text for text in said if text)
 
     def _no_search(self, sight: Sighting) -> Why | None:
         """Why no proposal is looked for in this cycle; None: one may be."""
@@ -94,7 +109,12 @@ class Planner:
             return sight.freeze
         if len(seen.demand) < self._options.search_requests:
             return CycleReason.TOO_LITTLE_DATA
-        share = sight.figures.attainment
-        if share is not None and 1.0 - share <= self._options.limits.min_gain:
-            return CycleReason.NO_TARGETS_MISSED
-        return None
+        return CycleReason.NO_TARGETS_MISSED if self._healthy(sight) else None
+
+    def _healthy(self, sight: Sighting) -> bool:
+        """Whether everybody is served within the targets, those who still wait among them."""
+        share, ended = sight.figures.attainment, sight.figures.requests
+        if share is None or any(part.code in UNHEALTHY for part in sight.seen.signals):
+            return False
+        served = share * ended / (ended + sight.seen.overdue)
+        return 1.0 - served <= self._options.limits.min_gain

@@ -62,13 +62,22 @@ class Found:
 def make_job(
     seen: Seen, options: LoopOptions, model: StepModel, bounds: Bounds, tried: tuple[Tried, ...], number: int
 ) -> Job:
-    """The window of ``seen`` for the child. tried: live trials; only those under like traffic are told."""
+    """The window of ``seen`` for the child. tried: live trials; only those under like traffic are told.
+
+    Where the steps show a smaller budget than the one that is set, the window ran under that one, and nothing above it
+    can be had.
+    """
     rows = seen.demand
     if len(rows) > MOST_REQUESTS:
         rows = rows.select(slice_of(len(rows)))
     start_s = float(rows.arrival_s[0])
     modelled, measured = noise_pairs(model, seen.window.steps)
     envelope = seen.state.envelope
+    in_force, ceiling = seen.setting, seen.ceiling_tokens
+    if ceiling is not None and ceiling < in_force.step_tokens:
+        in_force = in_force._replace(step_tokens=ceiling)
+        low, high = bounds.get("step_tokens", (ceiling, ceiling))
+        bounds = bounds | {"step_tokens": (min(low, ceiling), min(high, ceiling))}
     return Job(
         window=window_part(rows, start_s),
         engine=EngineFacts(
@@ -82,8 +91,8 @@ def make_job(
         noise_modelled_s=modelled,
         noise_measured_s=measured,
         targets=target_rows(seen.slo),
-        current=knobs_of(seen.setting),
-        base=knobs_of(seen.setting),
+        current=knobs_of(in_force),
+        base=knobs_of(in_force),
         bounds=bounds,
         trials=options.trials,
         seed=options.seed + number,
@@ -103,7 +112,7 @@ def target_rows(slo: Slo) -> tuple[TargetRow, ...]:
 
 
 def live_trials(tried: tuple[Tried, ...], traffic: Traffic | None) -> list[LiveTrial]:
-    """What ran live under traffic like this one; what other traffic taught is forgotten here."""
+    """What ran live under traffic like this one, newest first; what other traffic taught is forgotten here."""
     return [
         LiveTrial(
             setting=one.setting,
@@ -112,7 +121,7 @@ def live_trials(tried: tuple[Tried, ...], traffic: Traffic | None) -> list[LiveT
             requests=one.requests,
             twin_attainment=one.predicted_attainment,
         )
-        for one in tried
+        for one in reversed(tried)
         if one.attainment is not None and one.goodput_rps is not None and traffic and alike(one.traffic, traffic)
     ]
 

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
+
 from policies.errors import InputError
 from tuner.clock import Clock
 from tuner.control import schedule, wishes
@@ -20,8 +22,9 @@ from tuner.control.outcome import CycleReason, Figures
 from tuner.control.parts import Store
 from tuner.control.signals import find_signals
 from tuner.control.standing import Holder, Standing, stand
-from tuner.control.verify_stage import Checked
+from tuner.control.verify_stage import MOST_BEFORE, Checked
 from tuner.observe.protocol import Reading
+from tuner.observe.rows import StepRows
 from tuner.observe.window import Window
 
 # Shadow time counts only while the controller looks: at most so many cycles for one.
@@ -75,10 +78,11 @@ class Sight:
         self._reader, self._store, self._book, self._learner = reader, store, book, learner
         self._options, self._clock, self._deploying = options, clock, deploying
         self._actor = actor_of(store)
-        self._window = Window(max(options.window_s, 2.0 * options.verify_s))
+        self._window = Window(max(options.window_s, MOST_BEFORE * options.verify_s))
         self._before: Seen | None = None
         self._since_s = -math.inf
         self._looked_s: float | None = None
+        self._alarm: tuple[str, float] = ("", -math.inf)
 
     def look(self, draft: Draft) -> Sighting:
         """Raises PortError, StoreError, and InputError for rows that make no sense; those are forgotten."""
@@ -127,7 +131,7 @@ class Sight:
             revert=revert,
             resume=resume,
             deploying=self._deploying(),
-            freeze=freeze_of(seen.signals, seen.abort_storm, idle),
+            freeze=self._freeze(seen, idle),
             since_push_s=self._since_push(reading),
             day=day,
             minute_of_week=schedule.minute_of_week(wall_s, self._options.zone),
@@ -169,7 +173,7 @@ class Sight:
     def _seen(self, reading: Reading) -> Seen:
         options, window = self._options, self._window
         from_s = reading.now_s - options.window_s
-        steps = window.steps.select(window.steps.start_s >= from_s)
+        steps = _by_setting(window.steps.select(window.steps.start_s >= from_s), self._since_s)
         requests = window.requests.select(window.requests.finish_s >= from_s)
         model, drift = self._learner.model, self._learner.drift
         return Seen(
@@ -182,6 +186,16 @@ class Sight:
             verify_s=options.verify_s,
         )
 
+    def _freeze(self, seen: Seen, idle: bool) -> CycleReason | None:
+        """Why nothing can be judged. An alarm stands for a whole window: the rows that raised it come and go by chance,
+        and what it tells of does not mend itself within one."""
+        found = freeze_of(seen.signals, seen.abort_storm, idle)
+        if found is CycleReason.FROZEN_BY_SIGNAL:
+            self._alarm = (seen.state.boot_id, seen.now_s + self._options.window_s)
+        boot_id, until_s = self._alarm
+        alarmed = boot_id == seen.state.boot_id and seen.now_s < until_s
+        return CycleReason.FROZEN_BY_SIGNAL if found is None and alarmed else found
+
     def _since_push(self, reading: Reading) -> float:
         moved = self._book.memory.moved
         return reading.now_s - moved.at_s if moved is not None and moved.boot_id == reading.boot_id else math.inf
@@ -192,6 +206,14 @@ class Sight:
             passed_s = min(max(0.0, now_s - self._looked_s), LOOKING_CYCLES * self._options.cycle_s)
             self._book.change(shadow_s=min(had_s + passed_s, max(least_s, had_s)))
         self._looked_s = now_s
+
+
+def _by_setting(steps: StepRows, since_s: float) -> StepRows:
+    """The steps with one revision for all under the setting in force, and another for those before.
+
+    Every renewal of a lease makes a new revision; whoever asks whether the setting changed means this.
+    """
+    return replace(steps, revision=(steps.start_s >= since_s).astype(np.int64))
 
 
 def actor_of(store: Store) -> str:

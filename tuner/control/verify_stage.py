@@ -1,21 +1,25 @@
 """Verify: a push held against its prediction, on matched traffic. Pure.
 
-Both windows have one length, at most ``verify_s``: the one before ends with the push, the one after with the newest
-reading and begins ``settle_s`` after the push. See ``matched`` for what is compared and when it counts.
+The window after the push ends with the newest reading, is at most ``verify_s`` long and begins ``settle_s`` after the
+push; before it lie as many windows of the same length as are known. See ``matched`` for what is compared and when it
+counts.
 """
 
 import math
 from dataclasses import dataclass
+
+import numpy as np
 
 from policies.targets import Slo
 from policies.verify import Comparison, Judgement, RollbackThresholds, Verdict, VerdictReason, crossed, judge
 from tuner.control.figures import good_mask, judged
 from tuner.control.matched import Matched, Side, compare, overdue
 from tuner.control.memory import Trial
-from tuner.control.observe_stage import Seen, in_flight, storming, waiting_at
+from tuner.control.observe_stage import Seen, in_flight, storming, ttft_bound_s, waiting_at
 from tuner.control.outcome import VerifyPart
 from tuner.observe.window import Window
 
+MOST_BEFORE = 4
 _LONG_AGO_S = -1e11  # stands for "since ever" where a record cannot hold an infinity
 
 
@@ -67,34 +71,46 @@ def side(window: Window, slo: Slo, start_s: float, end_s: float) -> Side:
     )
 
 
-def ttft_bound_s(slo: Slo) -> float:
-    """The mildest bound on a wait for a first token that holds for everybody; +inf without one."""
-    bounds = [target.bound_s for target, _ in slo.all_targets() if target.metric in ("ttft", "queue")]
-    base = [target for target in slo.targets if target.metric in ("ttft", "queue")]
-    return max(bounds) if base else math.inf
-
-
-def windows(trial: Trial, before: Window, now_s: float, settle_s: float, verify_s: float) -> tuple[float, float]:
-    """Length of both windows and start of the one after, in seconds; length 0: not yet."""
+def known_before_s(trial: Trial, before: Window) -> float:
+    """How long before the push the rows go back in which its predecessor was in force."""
     from_s = max(trial.since_s, before.complete_from_s, before.steps_from_s)
     if from_s < _LONG_AGO_S:  # nothing was ever lost: what is known begins with the first request
         arrivals = before.requests.arrival_s
         from_s = float(arrivals.min()) if len(arrivals) else trial.began_s
-    known_s = trial.began_s - from_s
-    length_s = max(0.0, min(now_s - trial.began_s - settle_s, known_s, verify_s))
-    return length_s, now_s - length_s
+    return max(0.0, trial.began_s - from_s)
+
+
+def length_of(trial: Trial, before: Window, now_s: float, settle_s: float, verify_s: float) -> float:
+    """Length of both windows in seconds; 0: not yet."""
+    return max(0.0, min(now_s - trial.began_s - settle_s, known_before_s(trial, before), verify_s))
+
+
+def earlier(trial: Trial, before: Window, slo: Slo, length_s: float) -> Side:
+    """Up to MOST_BEFORE windows of that length in a row, the last one up to the push, as one: each cuts off the same
+    kind of request, and more of them make a steadier measure."""
+    count = max(1, min(MOST_BEFORE, int(known_before_s(trial, before) / length_s + 1e-9)))
+    ends_s = [trial.began_s - k * length_s for k in reversed(range(count))]
+    sides = [side(before, slo, end_s - length_s, end_s) for end_s in ends_s]
+    return Side(
+        good=np.concatenate([one.good for one in sides]),
+        prompt_tokens=np.concatenate([one.prompt_tokens for one in sides]),
+        span_s=sum(one.span_s for one in sides),
+        arrived=sum(one.arrived for one in sides),
+        overdue=sum(one.overdue for one in sides),
+    )
 
 
 def check(trial: Trial, before: Window, seen: Seen, thresholds: RollbackThresholds, terms: Terms) -> Checked:
     """The verdict on a trial so far. before: the rows as they stood at the push (or as far as they are still there)."""
     settle_s, min_requests = terms.settle_s, terms.harm_requests
-    length_s, start_s = windows(trial, before, seen.now_s, settle_s, seen.verify_s)
+    length_s = length_of(trial, before, seen.now_s, settle_s, seen.verify_s)
+    start_s = seen.now_s - length_s
     elapsed_s = seen.now_s - trial.began_s
     storm = storming(seen.window, max(trial.began_s, start_s))
     found: Matched | None = None
     requests = 0
     if length_s > 0.0 and not storm:
-        first = side(before, seen.slo, trial.began_s - length_s, trial.began_s)
+        first = earlier(trial, before, seen.slo, length_s)
         second = side(seen.window, seen.slo, start_s, seen.now_s)
         # Whoever must have missed while waiting counts like one that ended badly.
         found, requests = compare(first, second, seed=trial.push_cycle), len(second) + int(second.overdue)
@@ -108,16 +124,11 @@ def check(trial: Trial, before: Window, seen: Seen, thresholds: RollbackThreshol
         crossed=crossed(thresholds, seen.observed),
     )
     judgement = judge(comparison, min_requests)
-    full = elapsed_s >= settle_s + windows_due(trial, before, seen.verify_s)
+    full = elapsed_s >= settle_s + min(known_before_s(trial, before), seen.verify_s)
     if judgement.verdict is Verdict.BETTER and requests < terms.min_requests and not full:
         judgement = Judgement(Verdict.INCONCLUSIVE, VerdictReason.TOO_FEW_REQUESTS, judgement.prediction_held)
     passed = trial.stride and full and judgement.reason is VerdictReason.WITHIN_NOISE
     return Checked(judgement, found, requests, elapsed_s, passed, _part(trial, comparison, judgement))
-
-
-def windows_due(trial: Trial, before: Window, verify_s: float) -> float:
-    """How long a window can become at most: what is known of the time before the push."""
-    return windows(trial, before, math.inf, 0.0, verify_s)[0]
 
 
 def _part(trial: Trial, comparison: Comparison, judgement: Judgement) -> VerifyPart:

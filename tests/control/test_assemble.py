@@ -1,0 +1,125 @@
+"""``run_controller``: the real parts on nothing but a closed port, a clock in hand, and how it ends."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies.errors import RefusedError
+from policies.guard import Action
+from tests.control.doubles import proposes, rig
+from tuner.clock import ManualClock
+from tuner.config import Config, load_config
+from tuner.control.assemble import Stop, run_controller, turn
+from tuner.control.live_report import report_of
+from tuner.control.outcome import CycleReason
+from tuner.control.state import StateFile
+from tuner.control.told import line_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def config(folder: Path, **changes: Any) -> Config:
+    given: dict[str, Any] = {
+        "engine": {"url": f"http://127.0.0.1:{closed_port()}", "timeout_s": 1.0},
+        "profile": "chat",
+        "listen": None,
+        "state": str(folder / "state"),
+    }
+    path = folder / "rooftune.yaml"
+    path.write_text(json.dumps(given | changes))
+    return load_config(path)
+
+
+def test_an_engine_that_is_not_there_is_waited_for_and_reported(tmp_path: Path) -> None:
+    clock, told = ManualClock(), []
+    code = run_controller(config(tmp_path), clock=clock, cycles=3, report=tmp_path / "report", tell=told.append)
+    assert code == 0 and clock.now_s() == 30.0, "three cycles of 15 s begin within 30 s"
+    with StateFile.visit(tmp_path / "state") as store:
+        records = store.last(10)
+    assert [record.number for record in records] == [3, 2, 1]
+    assert {record.reason for record in records} == {CycleReason.UNREACHABLE}
+    assert len([line for line in told if line.startswith("cycle")]) == 1, "the same thing is told once"
+    page = (tmp_path / "report" / "live.md").read_text()
+    assert "unreachable" in page and "| hold |" in page
+
+
+def test_a_clean_end_in_live_mode_says_what_became_of_the_lease(tmp_path: Path) -> None:
+    told: list[str] = []
+    run_controller(config(tmp_path, mode="live"), clock=ManualClock(), cycles=1, tell=told.append)
+    assert "goes back by itself" in told[-1]
+
+
+def test_a_state_folder_has_one_controller(tmp_path: Path) -> None:
+    made = config(tmp_path)
+    with StateFile.own(made.state), pytest.raises(RefusedError):
+        run_controller(made, clock=ManualClock(), cycles=1, tell=print)
+
+
+def test_who_is_asked_to_stop_finishes_its_cycle_and_makes_no_other(tmp_path: Path) -> None:
+    stop = Stop()
+
+    def tell(line: str) -> None:
+        if line.startswith("cycle"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    assert run_controller(config(tmp_path), clock=ManualClock(), cycles=50, tell=tell, stop=stop) == 0
+    with StateFile.visit(tmp_path / "state") as store:
+        assert [record.number for record in store.last(10)] == [1]
+    assert stop and signal.getsignal(signal.SIGTERM) is before, "handlers are put back"
+
+
+def test_a_cycle_that_took_too_long_is_followed_at_once_and_none_is_made_up_for() -> None:
+    run = rig(proposes(verdict="keep"))
+    run.engine.silence()
+    begun: list[float] = []
+
+    def slow(name: str) -> None:
+        if name == "state":
+            begun.append(run.clock.now_s())
+            if len(begun) == 2:
+                run.clock.sleep(45.0)
+
+    run.port.script = slow
+    turn(run.controller, 10.0, run.clock, 5, Stop(), lambda line: None)
+    assert begun == [0.0, 10.0, 55.0, 65.0, 75.0]
+
+
+def test_the_controllers_process_loads_no_heavy_library() -> None:
+    """Twin and search, with numba and Optuna, are the child's."""
+    code = (
+        "import sys, tuner.control.assemble as a; "
+        "print([m for m in ('torch', 'numba', 'optuna', 'matplotlib', 'sqlalchemy', 'scipy', 'transformers') "
+        "if m in sys.modules])"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert answer.stdout.strip() == "[]", answer.stdout + answer.stderr
+
+
+def test_progress_lines_and_report_tell_the_same_story() -> None:
+    run = rig(proposes(step_tokens=512, gain=0.12))
+    records = run.run(10)
+    lines = [line_of(now, before) for before, now in zip([None, *records], records, strict=False)]
+    push = next(record for record in records if record.action is Action.PUSH)
+    kept = next(r for r in records if r.verify is not None and r.verify.verdict == "better")
+    assert f"cycle {push.number}: pushed token budget 512 tokens" in "".join(lines)
+    assert f"cycle {kept.number}: keeps the push of cycle {push.number}" in "".join(lines)
+    assert "" in lines, "a cycle like the one before it is not worth a line"
+    assert all("\n" not in line for line in lines)
+    page = report_of(records, "test")
+    assert f"| {push.number} | token budget 512 tokens | +12.0 |" in page and "better" in page
+    assert f"### Cycle {push.number}" in page and f"### Cycle {kept.number}" in page
+    assert report_of([], "test").count("\n") >= 2

@@ -1,0 +1,319 @@
+"""Cases A of docs/cases.md, as the loop meets them: an engine's records in, action and reason out."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.protocol import InForce
+from policies import wire
+from policies.guard import Action, Reason
+from policies.request import Setting
+from policies.step_time import StepModel
+from policies.targets import Slo, Target
+from tests.control.doubles import BOLD, MemoryStore, answer_of, options, proposes, rig
+from tests.control.live import BOOT, SLOW, LiveEngine, Traffic
+from tests.control.test_loop_pure import tried
+from tests.control.twin_searcher import twin_rig
+from tuner.control.job import Answer, Job
+from tuner.control.memory import Memory, knobs_of
+from tuner.control.observe_stage import traffic_of
+from tuner.control.outcome import CycleReason, CycleRecord
+from tuner.control.signals_codes import Signal
+
+LONG = {"max_queue": 300, "prefix_caching": False}
+
+
+def pushed(record: CycleRecord) -> bool:
+    return record.action is Action.PUSH
+
+
+def codes(record: CycleRecord) -> set[str]:
+    return {part.code for part in record.signals}
+
+
+# --- 1 -----------------------------------------------------------------------------------------
+
+
+def without_cap(engine: LiveEngine) -> None:
+    """An engine that has no chunk cap to move: the state says so."""
+    honest = engine.running.tuning_state
+
+    def state() -> Any:
+        seen = honest()
+        gone = [
+            k.model_copy(update=dict.fromkeys(("value", "boot", "min", "max")) | {"mode": "absent"}) for k in seen.knobs
+        ]
+        knobs = tuple(new if old.name == "chunk_cap_tokens" else old for old, new in zip(seen.knobs, gone, strict=True))
+        return seen.model_copy(update={"knobs": knobs})
+
+    engine.running.tuning_state = state  # type: ignore[method-assign]  # another engine's answer
+
+
+def test_case_1_a_knob_that_the_engine_lacks_is_never_searched_nor_pushed() -> None:
+    engine = LiveEngine()
+    without_cap(engine)
+    run = rig(proposes(chunk_cap_tokens=256), engine=engine, options=options(search_requests=20))
+    run.run(4)
+    assert set(run.searcher.jobs[0].bounds) == {"step_tokens"}
+    assert run.records[-1].reason is CycleReason.WORKER_FAILED and not run.port.moving
+
+
+@pytest.mark.slow
+def test_case_1_short_requests_behind_long_prompts_are_helped_by_the_cap() -> None:
+    """TTFT is missed, gaps are fine, one long prompt is in flight at a time: the budget alone, upward, is no answer."""
+    slo = Slo((Target("ttft", 1.5, 0.99), Target("longest_gap", 0.9, 0.99)))
+    traffic = Traffic(rate_rps=2.0, documents=20, document_tokens=40_000, output_tokens=10)
+    engine = LiveEngine(traffic, model=SLOW, kv_blocks=40_000, model_tokens=100_000)
+    run = twin_rig(engine=engine, options=options(slo=slo, search_requests=60, window_s=300.0, trials=40))
+    run.run(25, until=pushed)
+    push = run.records[-1]
+    assert push.observed is not None and isinstance(push.observed.ttft_p95_s, float)
+    assert push.observed.ttft_p95_s > 1.5
+    assert push.pushed is not None and "chunk_cap_tokens" in push.pushed
+    assert push.pushed.get("step_tokens", 2048) <= 2048 or push.pushed["chunk_cap_tokens"] > 0
+
+
+# --- 3 -----------------------------------------------------------------------------------------
+
+
+def test_case_3_falling_throughput_under_a_long_prompt_is_not_read_as_health() -> None:
+    """Whoever ended was served well; running requests finish, none replaces them, and more and more wait."""
+    traffic = Traffic(rate_rps=2.0, documents=0, output_tokens=40)
+    engine = LiveEngine(traffic, boot=BOOT._replace(step_tokens=256), kv_blocks=20_000, model_tokens=200_000)
+    engine.options["ceiling_tokens"] = 2048
+    engine.start()
+    run = rig(proposes(step_tokens=2048, chunk_cap_tokens=64, gain=0.3), engine=engine, options=options(window_s=300.0))
+    run.run(5)
+    assert run.records[-1].reason is CycleReason.NO_TARGETS_MISSED
+    engine.submit(130_000, 10)
+    run.run(6, until=pushed)
+    seen = run.records[-1].observed
+    assert seen is not None and seen.attainment is not None and seen.attainment > 0.97, "those that ended look fine"
+    assert Signal.LONG_PREFILL_BLOCKS.value in codes(run.records[-1])
+    assert pushed(run.records[-1]) and run.records[-1].pushed is not None
+    assert run.records[-1].pushed["step_tokens"] > 256
+
+
+# --- 5 -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_case_5_a_cap_without_effect_is_dropped_from_the_search() -> None:
+    engine = LiveEngine()
+    desk = engine.running._desk
+    honest = desk.begin_step
+
+    def ignoring(now_s: float) -> InForce:
+        force = honest(now_s)
+        return replace(force, setting=force.setting._replace(chunk_cap_tokens=0))
+
+    desk.begin_step = ignoring  # type: ignore[method-assign]  # a scheduler that accepts the cap and does not follow it
+    caps = iter([256, 512, 128, 64, 32])
+    limits = replace(BOLD, max_inconclusive_s=80.0)
+    run = rig(
+        lambda job: (
+            answer_of(job, chunk_cap_tokens=next(caps), gain=0.4)
+            if "chunk_cap_tokens" in job.bounds
+            else answer_of(job, verdict="keep")
+        ),
+        engine=engine,
+        options=options(limits=limits, search_requests=20, search_every_s=30.0),
+    )
+    run.run(60, until=lambda r: "no effect" in r.detail)
+    reverts = [r for r in run.records if r.action is Action.REVERT]
+    assert [r.reason for r in reverts] == [Reason.INCONCLUSIVE_TOO_LONG] * 2
+    assert "no effect seen of chunk_cap_tokens" in run.records[-1].detail
+    assert set(run.searcher.jobs[-1].bounds) == {"step_tokens"}
+    run.run(3, until=lambda r: r.reason is CycleReason.NULL_RESULT)
+    assert run.records[-1].reason is CycleReason.NULL_RESULT, "and it does not go on climbing"
+
+
+# --- 6 -----------------------------------------------------------------------------------------
+
+
+def test_case_6_what_ran_live_is_told_as_it_was_and_nothing_is_made_monotone_of_it() -> None:
+    """Four limits, tails 3.6, 4.1, 6.3, 4.0 s: the search hears of every one, under its own knob and share."""
+    shares = {1: 0.96, 4: 0.90, 8: 0.965}
+    given = options(search_requests=20, bounds={"max_partial_prefills": (0.0, 8.0)})
+    first = rig(proposes(verdict="keep"), options=given)
+    first.run(3)
+    traffic = traffic_of(first.controller._sight._before.requests, 30.0)  # type: ignore[union-attr]  # it has looked
+    assert traffic is not None
+    trials = tuple(
+        tried(
+            "worse",
+            traffic,
+            before=knobs_of(BOOT),
+            setting=knobs_of(BOOT._replace(max_partial_prefills=limit)),
+            attainment=share,
+        )
+        for limit, share in shares.items()
+    )
+    for limit in shares:
+        store = MemoryStore()
+        store.values["loop"] = Memory(tried=trials).model_dump_json()
+        run = rig(proposes(max_partial_prefills=limit), options=given, store=store)
+        run.run(5)
+        assert {one.setting["max_partial_prefills"]: one.attainment for one in run.searcher.jobs[0].live} == shares
+        assert run.records[-1].reason is CycleReason.NULL_RESULT and not run.port.moving, "no limit at all was best"
+
+
+# --- 7 -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_case_7_what_one_load_taught_is_forgotten_under_another() -> None:
+    """First a small budget is better, then, under another load, the large one: there is no sign that always holds."""
+
+    def reply(job: Job) -> Answer:
+        long = sum(job.window.prompt_tokens) / len(job.window.prompt_tokens) > 2000
+        return answer_of(job, step_tokens=2048 if long else 128, gain=0.3)
+
+    slo = Slo((Target("ttft", 3.0, 0.99), Target("longest_gap", 0.1, 0.99)))
+    run = rig(reply, options=options(slo=slo, search_requests=20, search_every_s=40.0))
+    run.run(14, until=lambda r: r.verify is not None and r.verify.verdict == "better")
+    assert run.setting.step_tokens == 128
+    run.engine.carry(Traffic(rate_rps=0.8, prompt_tokens=4000, output_tokens=2, documents=0))
+    asked = len(run.searcher.jobs)
+    run.run(40, until=lambda r: r.action is Action.PUSH)
+    assert run.setting.step_tokens == 2048
+    later = run.searcher.jobs[asked:]
+    assert later and later[-1].live == (), "the trial under the other load is not told"
+    run.run(14, until=lambda r: r.verify is not None and r.verify.verdict != "inconclusive")
+    assert run.records[-1].verify is not None and run.records[-1].verify.verdict == "better"
+    assert run.setting.step_tokens == 2048
+
+
+# --- 8 -----------------------------------------------------------------------------------------
+
+
+def test_case_8_targets_that_no_setting_meets_are_said_to_be_infeasible_and_noise_is_not_chased() -> None:
+    slo = Slo((Target("tpot", 0.0001, 0.99), Target("longest_gap", 0.3, 0.99)))
+    run = rig(
+        proposes(chunk_cap_tokens=256, verdict="infeasible", gain=0.004, noise=0.02),
+        options=options(slo=slo, search_requests=20),
+    )
+    run.run(4)
+    record = next(r for r in run.records if r.proposal is not None)
+    assert record.proposal is not None and record.proposal.verdict == "infeasible"
+    assert record.proposal.binding is not None
+    assert run.records[-1].reason is Reason.WITHIN_NOISE and not run.port.moving
+    nearer = rig(
+        proposes(chunk_cap_tokens=256, verdict="infeasible", gain=0.3, noise=0.02),
+        options=options(slo=slo, search_requests=20),
+    )
+    nearer.run(5, until=pushed)
+    assert nearer.records[-1].pushed == {"chunk_cap_tokens": 256}, "but what misses by less is worth a trial"
+
+
+# --- 12 ----------------------------------------------------------------------------------------
+
+
+def test_case_12_the_observed_ceiling_counts_where_the_set_budget_is_not_in_force() -> None:
+    engine = LiveEngine(Traffic(rate_rps=4.0, prompt_tokens=900, documents=0))
+    desk = engine.running._desk
+    honest = desk.begin_step
+
+    def clamped(now_s: float) -> InForce:
+        force = honest(now_s)
+        return replace(force, setting=force.setting._replace(step_tokens=min(force.setting.step_tokens, 512)))
+
+    desk.begin_step = clamped  # type: ignore[method-assign]  # a scheduler with a clamp of its own
+    slo = Slo((Target("ttft", 0.3, 0.99),))
+    given = options(slo=slo, search_requests=40, search_every_s=20.0)
+    run = rig(proposes(verdict="keep"), engine=engine, options=given)
+    steps = run.port.steps_after
+
+    def as_configured(after: int) -> wire.StepColumns:
+        page = steps(after)
+        return page.model_copy(update={"budget_tokens": tuple(2048 for _ in page.step)})
+
+    run.port.steps_after = as_configured  # type: ignore[method-assign]  # the records say what is configured
+    run.run(8, until=lambda r: "not in force" in r.detail)
+    assert "512 tokens" in run.records[-1].detail
+    assert Signal.BUDGET_NEVER_REACHED.value in codes(run.records[-1])
+    job = run.searcher.jobs[-1]
+    assert job.current["step_tokens"] == job.base["step_tokens"] == 512
+    assert job.bounds["step_tokens"][1] == 512.0, "what lies above it cannot be had"
+
+
+# --- 15 ----------------------------------------------------------------------------------------
+
+
+def test_case_15_two_stable_levels_are_an_alarm_and_not_chased() -> None:
+    engine = LiveEngine(Traffic(rate_rps=1.0, documents=0, output_tokens=12, prompt_tokens=100), jitter=0.0)
+    slo = Slo((Target("tpot", 0.06, 0.99),))
+    run = rig(
+        proposes(step_tokens=512), engine=engine, options=options(slo=slo, search_requests=30, search_every_s=20.0)
+    )
+    run.run(4)
+    engine.slow = 4.0
+    run.run(8, until=lambda r: r.reason is CycleReason.FROZEN_BY_SIGNAL)
+    record = run.records[-1]
+    assert (record.action, record.reason) == (Action.HOLD, CycleReason.FROZEN_BY_SIGNAL)
+    assert Signal.TWO_TPOT_LEVELS.value in codes(record)
+    run.run(2)
+    assert not run.port.moving
+
+
+# --- 17 ----------------------------------------------------------------------------------------
+
+
+def test_case_17_a_cap_of_half_the_budget_makes_equal_prompts_wait_more_evenly() -> None:
+    """Four cold prompts of 20k at once, again and again; the spread of their TTFT is told beside the tail."""
+
+    def four(engine: LiveEngine) -> None:
+        for _ in range(4):
+            engine.submit(20_000, 2)
+
+    def spread(engine: LiveEngine, cap: int) -> list[CycleRecord]:
+        run = rig(proposes(chunk_cap_tokens=cap, gain=0.3), engine=engine, options=options(search_requests=4))
+        for _ in range(3):
+            four(engine)
+            run.run(3)
+        return run.records
+
+    model = {"kv_blocks": 10_000, "model_tokens": 50_000}
+    calm = Traffic(rate_rps=0.5, documents=0)
+    plain = spread(LiveEngine(calm, **model), cap=1024)
+    capped = spread(LiveEngine(calm, BOOT._replace(chunk_cap_tokens=1024), **model), cap=512)
+    assert Signal.TTFT_SPREAD.value in codes(plain[2])
+    assert all(Signal.TTFT_SPREAD.value not in codes(record) for record in capped)
+    assert any(pushed(record) and record.pushed == {"chunk_cap_tokens": 1024} for record in plain)
+
+
+# --- 18 ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_case_18_the_first_proposal_goes_all_the_way() -> None:
+    """2,400 prompt tokens per second and gaps of at most 200 ms: at most 480 tokens, not a tenth less than 8,192."""
+    model = StepModel(0.002, 0.0, 0.02, 0.0, 1.0 / 2400.0, 0.0, 0.0)
+    traffic = Traffic(rate_rps=1.0, prompt_tokens=150, output_tokens=30, documents=25, document_tokens=20_000)
+    slo = Slo((Target("longest_gap", 0.2, 0.99), Target("ttft", 60.0, 0.99)))
+    boot = Setting(step_tokens=8192, max_running=32)
+    engine = LiveEngine(traffic, boot=boot, model=model, kv_blocks=20_000, model_tokens=100_000)
+    run = twin_rig(engine=engine, options=options(slo=slo, search_requests=60, window_s=300.0, trials=40))
+    run.run(25, until=pushed)
+    assert pushed(run.records[-1]) and run.records[-1].pushed is not None
+    assert run.records[-1].pushed.get("step_tokens", 8192) <= 480
+
+
+# --- 21 ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_case_21_without_a_target_on_gaps_the_budget_grows_and_then_stays() -> None:
+    """Long prompts, a budget of 128 that the card's floor makes dear: only the wait for the first token counts."""
+    traffic = Traffic(rate_rps=0.8, prompt_tokens=2500, output_tokens=8, documents=0)
+    engine = LiveEngine(traffic, boot=BOOT._replace(step_tokens=128), options={"ceiling_tokens": 2048})
+    slo = Slo((Target("ttft", 3.0, 0.99),))
+    given = options(slo=slo, search_requests=30, trials=40, verify_s=30.0, min_requests=20)
+    run = twin_rig(engine=engine, options=given)
+    run.run(30, until=pushed)
+    assert run.records[-1].pushed is not None and run.records[-1].pushed["step_tokens"] >= 256
+    run.run(16)
+    quiet = {CycleReason.NO_TARGETS_MISSED, CycleReason.NULL_RESULT, Reason.WITHIN_NOISE}
+    assert run.records[-1].reason in quiet, "and stops"
+    assert run.setting.step_tokens >= 256

@@ -1,0 +1,19 @@
+"""The child's own work without its process, for tests of what is proposed. It compiles the twin, so they are slow."""
+
+from collections.abc import Callable
+
+from tests.control.doubles import Rig, Scripted, rig
+from tuner.control.job import Answer, Job
+
+
+def searching() -> Callable[[Job], Answer]:
+    """Replies as the child would."""
+    from tuner.control.child_run import run_job  # numba, only where a test asks for it
+
+    return lambda job: run_job(job, lambda stage, done, total: None, lambda: 0.0)
+
+
+def twin_rig(**parts: object) -> Rig:
+    made = rig(searching(), **parts)  # type: ignore[arg-type]  # as rig takes them
+    assert isinstance(made.searcher, Scripted)
+    return made
