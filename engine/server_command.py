@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import gc
 import socket
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -47,6 +48,10 @@ def serve(arguments: argparse.Namespace) -> int:
         if private is not None:
             listeners.append(Listener(private_app(engine, metrics, tuning_secret), private))
         print(_about(runner, options.setting.step_tokens), flush=True)
+        # What lives as long as the server is not looked through again: with torch loaded, one full collection stops
+        # every stream for longer than a step.
+        gc.collect()
+        gc.freeze()
         ready = [f"model {name!r} answers at {_address(public)}/v1", _tuning(public, private, tuning_secret)]
         run(engine, listeners, drain_s=arguments.drain, ready=lambda: print("\n".join(ready), flush=True))
     return 0

@@ -12,6 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from engine.interface import Engine
+from engine.server_patience import ImpatientProtocol
 from engine.server_stream import deliver_on
 from policies.errors import InputError, RefusedError
 
@@ -121,6 +122,7 @@ def _server(app: ASGIApp) -> _Server:
     return _Server(
         uvicorn.Config(
             app,
+            http=ImpatientProtocol,
             lifespan="off",
             log_level="warning",
             access_log=False,

@@ -44,9 +44,10 @@ class Ask:
 
 @dataclass(frozen=True)
 class Ran:
-    """One run. answers: in the order of the requests."""
+    """One run. cpu_s: of the whole process; answers: in the order of the requests."""
 
     seconds: float
+    cpu_s: float
     answers: list[list[int]]
 
     @property
@@ -66,8 +67,7 @@ def compare(folder: Path, *, pairs: int, requests: int) -> Iterator[Figure]:
     ours = Ours(folder)
     theirs = best_of_theirs(folder, dtype, mixed_requests(requests // 2, ours.vocab_tokens, seed=0))
     ours.run(mixed_requests(requests // 2, ours.vocab_tokens, seed=0))  # warm, as the other is by now
-    logs, seconds = [], [0.0, 0.0]
-    tokens = same = answers = 0
+    pairs_ran = []
     for pair in range(pairs):
         asks = mixed_requests(requests, ours.vocab_tokens, seed=pair + 1)
         if pair % 2 == 0:
@@ -76,20 +76,28 @@ def compare(folder: Path, *, pairs: int, requests: int) -> Iterator[Figure]:
             other, mine = theirs.run(asks), ours.run(asks)
         if mine.output_tokens != other.output_tokens:
             raise RuntimeError(f"{mine.output_tokens} tokens against {other.output_tokens}: not the same work")
-        logs.append(math.log(other.seconds / mine.seconds))
-        seconds = [seconds[0] + mine.seconds, seconds[1] + other.seconds]
-        tokens += mine.output_tokens
-        same += sum(one == two for one, two in zip(mine.answers, other.answers, strict=True))
-        answers += len(asks)
+        pairs_ran.append((mine, other))
     ours.close()
     theirs.close()
-    half = T_QUANTILE[pairs - 1] * stdev(logs) / math.sqrt(pairs)
-    yield Figure("tokens_per_s", tokens / seconds[0], "1/s", baseline=tokens / seconds[1])
+    yield from figures(pairs_ran)
+
+
+def figures(pairs_ran: list[tuple[Ran, Ran]]) -> Iterator[Figure]:
+    """Ours and theirs, 3 to 10 pairs."""
+    tokens = sum(mine.output_tokens for mine, _ in pairs_ran)
+    mine_s, other_s = (sum(pair[side].seconds for pair in pairs_ran) for side in (0, 1))
+    yield Figure("tokens_per_s", tokens / mine_s, "1/s", baseline=tokens / other_s)
+    logs = [math.log(other.seconds / mine.seconds) for mine, other in pairs_ran]
+    half = T_QUANTILE[len(logs) - 1] * stdev(logs) / math.sqrt(len(logs))
     yield Figure("tokens_per_s_ratio", math.exp(fmean(logs)), "times theirs")
     yield Figure("tokens_per_s_ratio_low", math.exp(fmean(logs) - half), "times theirs")
     yield Figure("tokens_per_s_ratio_high", math.exp(fmean(logs) + half), "times theirs")
+    # Work done rather than time passed: what remains comparable while neighbours have the cores.
+    cpu = [math.log(other.cpu_s / mine.cpu_s) for mine, other in pairs_ran]
+    yield Figure("tokens_per_cpu_s_ratio", math.exp(fmean(cpu)), "times theirs")
     # In 16 bits two right answers part where the two best tokens are nearly even; in float32 all would be the same.
-    yield Figure("same_answers", same / answers, "of all")
+    answers = [(one, two) for mine, other in pairs_ran for one, two in zip(mine.answers, other.answers, strict=True)]
+    yield Figure("same_answers", sum(one == two for one, two in answers) / len(answers), "of all")
 
 
 def mixed_requests(count: int, vocab_tokens: int, seed: int) -> list[Ask]:
@@ -123,13 +131,13 @@ class Ours:
                 if left == 0:
                     done.set()
 
-        begun_s = time.perf_counter()
+        begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
         for ask, answer in zip(asks, answers, strict=True):
             request = GenerationRequest(ask.prompt, ask.output_tokens, ignore_eos=True)
             self._engine.submit(request, lambda event, answer=answer: hear(answer, event))  # type: ignore[misc] # bound
         if not done.wait(LONGEST_WAIT_S):
             raise RuntimeError(f"our engine has not answered within {LONGEST_WAIT_S:g} s")
-        return Ran(time.perf_counter() - begun_s, answers)
+        return Ran(time.perf_counter() - begun_s, time.process_time() - begun_cpu_s, answers)
 
     def close(self) -> None:
         self._engine.stop()
@@ -155,7 +163,7 @@ class Theirs:
             self._manager = self._context.__enter__()
 
     def run(self, asks: list[Ask]) -> Ran:
-        begun_s = time.perf_counter()
+        begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
         names = [
             self._manager.add_request(ask.prompt, max_new_tokens=ask.output_tokens, eos_token_id=-1) for ask in asks
         ]
@@ -168,7 +176,8 @@ class Theirs:
                 raise RuntimeError(f"transformers' continuous batching failed: {result.error}")
             if not self._manager.is_running() or time.perf_counter() - begun_s > LONGEST_WAIT_S:
                 raise RuntimeError("transformers' continuous batching ended or stands still")
-        return Ran(time.perf_counter() - begun_s, [answers[name] for name in names])
+        in_order = [answers[name] for name in names]
+        return Ran(time.perf_counter() - begun_s, time.process_time() - begun_cpu_s, in_order)
 
     def close(self) -> None:
         self._context.__exit__(None, None, None)
