@@ -1,15 +1,19 @@
 """Rows of the protocol as figures and as a twin: a run of the twin itself, written as an engine would tell it."""
 
+import csv
+import gzip
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from policies.errors import RefusedError
 from policies.quantiles import weighted_quantile
-from policies.request import Boot, Setting
+from policies.request import Boot, FloatArray, Setting
 from policies.step_time import StepModel
 from tests.ports.samples import state
 from tuner.bench.live_gain_plan import Sizes, listed
@@ -26,6 +30,9 @@ from tuner.bench.vllm_prediction_twin import (
     step_mape,
     traffic_of,
 )
+from tuner.bench.vllm_sweep import ENGINE as RECORDED
+from tuner.bench.vllm_sweep_data import cases
+from tuner.bench.vllm_sweep_judge import Judged
 from tuner.model.samples import join
 from tuner.observe.rows import RequestRows, StepRows
 from tuner.sim.engine import Engine
@@ -168,3 +175,55 @@ def test_what_is_predicted_was_not_fitted_on(size: Size) -> None:
     assert "b512" not in names and len(set(names)) == len(names)
     if size is FULL:
         assert sum("cap" in name for name in names) == 2 and len(names) == 6 and size.repeats == 2
+
+
+def _floats(rows: list[dict[str, str]], name: str) -> FloatArray:
+    return np.array([float(row[name]) for row in rows])
+
+
+def recorded(folder: Path, run: str) -> tuple[StepRows, RequestRows]:
+    """A recorded run of a real vLLM as the protocol would tell it."""
+    with gzip.open(folder / f"{run}.steps.csv.gz", "rt") as file:
+        read = list(csv.DictReader(file))
+    column = {name: _floats(read, name) for name in read[0] if read[0][name] != ""}
+    empty = np.zeros(len(read), dtype=np.int64)
+    whole = {name: values.astype(np.int64) for name, values in column.items()}
+    steps = StepRows(
+        step=np.arange(len(read)), start_s=column["start_s"], duration_s=column["dur_ms"] / 1e3, budget_tokens=empty,
+        prefill_tokens=whole["prefill"], decode_tokens=whole["decode"],
+        sequences=whole["decode"] + whole["prefill_reqs"], prefills=whole["prefill_reqs"],
+        decode_context_tokens=whole["ctx_decode"], prefill_context_tokens=whole["ctx_prefill"],
+        attention_work=column["att"], partial_prefills=empty, running=empty, waiting=empty,
+        kv_used=np.zeros(len(read)), preemptions=empty, revision=empty,
+    )  # fmt: skip
+    with gzip.open(folder / f"{run}.requests.jsonl.gz", "rt") as file:
+        listed_rows = sorted(map(json.loads, file), key=lambda row: row["last_s"])
+    n = len(listed_rows)
+    seen = {name: np.array([row[name] for row in listed_rows]) for name in ("arrival_s", "first_sched_s", "first_s")}
+    none = np.zeros(n, dtype=np.int64)
+    requests = RequestRows(
+        sequence=np.arange(n), arrival_s=seen["arrival_s"], scheduled_s=seen["first_sched_s"],
+        ttft_s=seen["first_s"] - seen["arrival_s"], finish_s=np.array([row["last_s"] for row in listed_rows]),
+        prompt_tokens=np.array([row["prompt"] for row in listed_rows]), cached_tokens=none,
+        output_tokens=np.array([row["out"] for row in listed_rows]),
+        gap_count=np.array([len(row["gaps_ms"]) for row in listed_rows]),
+        longest_gap_s=np.array([max(row["gaps_ms"], default=np.nan) / 1e3 for row in listed_rows]), preemptions=none,
+        ended=none, gap_over=np.zeros((n, 0), dtype=np.int64),
+    )  # fmt: skip
+    return steps, requests
+
+
+@pytest.mark.slow
+def test_a_recorded_real_run_teaches_the_others(shared_data: Path) -> None:
+    """The mixed list under budget 512, the same settings as the bench and 4,096: every figure within its bounds."""
+    folder = shared_data / "vllm-cpu-sweep"
+    fitted = recorded(folder, "b_512_t0_r1")
+    twin, traffic = learn(*fitted, seeds=8), traffic_of(outcomes(*fitted))
+    rows: list[Judged] = []
+    for case, runs in cases().items():
+        if case.traffic == "b" and case.budget != 512:
+            measured = [figures_of(outcomes(*recorded(folder, run))) for run in runs]
+            rows += judged(case.name, predictions(twin, traffic, RECORDED, case.setting), measured)
+    assert len(rows) == 30
+    assert np.median([abs(row.error) for row in rows]) <= 0.10
+    assert not [row for row in rows if row.out_of_bounds]

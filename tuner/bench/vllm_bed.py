@@ -19,7 +19,8 @@ import httpx
 
 from policies.errors import MissingDataError, UnreachableError
 from policies.request import Setting
-from tuner.bench.children import Child, Children, Served, wait_for
+from tuner.bench.children import Child, Children, Served, Talker, wait_for
+from tuner.bench.live_gain_plan import Listed
 from tuner.bench.live_gain_run import Bed
 from tuner.ports.http import HttpPort, Timeouts
 
@@ -139,6 +140,12 @@ class Ground:
                 yield Bed(self.children, served, port, SERVED_NAME, folder)
             finally:
                 port.close()
+
+
+def greatest_rps(bed: Bed, client: Talker, at_once: Listed) -> float:
+    """Requests per second when all come at once, the better of two times, after a first time of everything."""
+    bed.round(client, at_once)
+    return len(at_once) / min(bed.makespan_s(client, at_once) for _ in range(2))
 
 
 def _environment(links: Path) -> dict[str, str]:

@@ -5,6 +5,7 @@ at 60 to 85 % of the rate at which the default's queue grows; a request is good 
 within the default's own p70. First every budget and cap in rounds of that list, interleaved; then a fresh server with
 ``rooftune run --mode live`` from cold, which may push ten times; the second half of its rounds counts. At the end the
 controller is killed: the bench fails unless the server is at its boot setting when the lease has ended.
+``short``: one server for all of it, two cells, a few rounds; it shows that the parts work together.
 """
 
 import random
@@ -19,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from policies import wire
 from policies.commands import Figure
 from policies.errors import RefusedError, UnreachableError
 from policies.quantiles import quantile
@@ -27,7 +29,7 @@ from tuner.bench.children import Child, Children, Talker
 from tuner.bench.live_gain import Swept, rounds_with_trials
 from tuner.bench.live_gain_plan import Round, Sizes, at_once, listed, ratio_interval, share_of_best, trial_cost
 from tuner.bench.live_gain_run import Bed
-from tuner.bench.vllm_bed import BOOT_TOKENS, DEFAULT, Ground, vllm_python
+from tuner.bench.vllm_bed import BOOT_TOKENS, DEFAULT, Ground, greatest_rps, vllm_python
 from tuner.control.outcome import CycleRecord
 from tuner.control.state import StateFile
 from tuner.observe.rows import BoolArray, FloatArray
@@ -76,7 +78,7 @@ SHORT = Size(
 )
 FULL = Size(
     sizes=Sizes((20, 200), (1000, 3000), (8, 64)),
-    span_s=18.0,
+    span_s=16.0,
     budgets=(64, 128, 256, 512, 1024, 2048),
     caps=(0, 128, 256),
     repeats=2,
@@ -118,8 +120,10 @@ def bench(short: bool) -> Iterator[Figure]:
         ground.make_model()
         with ground.bed("sweep") as bed:
             swept = sweep(bed, size)
-        with ground.bed("tuned") as bed:
-            tuned = tune(bed, size, swept)
+            tuned = tune(bed, size, swept) if short else None
+        if tuned is None:
+            with ground.bed("tuned") as bed:
+                tuned = tune(bed, size, swept)
     yield from figures(swept, tuned)
 
 
@@ -127,8 +131,7 @@ def sweep(bed: Bed, size: Size) -> Swept:
     """Greatest rate, list, targets, and every setting in rounds, interleaved."""
     first = at_once(listed(size.sizes, 4.0, 8.0, seed=1))
     rush = bed.client(first, "burst")
-    bed.round(rush, first)  # a first time of everything
-    most_rps = len(first) / bed.makespan_s(rush, first)
+    most_rps = greatest_rps(bed, rush, first)
     rush.child.stop()
     requests = listed(size.sizes, LOAD * most_rps, size.span_s, seed=2)
     client = bed.client(requests)
@@ -145,6 +148,7 @@ def sweep(bed: Bed, size: Size) -> Swept:
             found[at] = float(bed.round(client, requests).good(ttft_s, gap_s).mean())
         attainment.append(tuple(found[at] for at in range(len(settings))))
     client.child.stop()
+    bed.port.revert(wire.RevertRequest(actor="bench", reason="the sweep is over", block=False))
     load = len(requests) / float(requests.arrival_s[-1]) / most_rps
     return Swept(requests, ttft_s, gap_s, settings, tuple(attainment), load)
 

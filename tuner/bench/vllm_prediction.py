@@ -20,7 +20,7 @@ from policies.wire import State
 from tuner.bench.children import Children, Talker
 from tuner.bench.live_gain_plan import Listed, Sizes, at_once, listed
 from tuner.bench.live_gain_run import Bed
-from tuner.bench.vllm_bed import DEFAULT, Ground, vllm_python
+from tuner.bench.vllm_bed import DEFAULT, Ground, greatest_rps, vllm_python
 from tuner.bench.vllm_prediction_twin import (
     Values,
     figures_of,
@@ -66,7 +66,7 @@ def _caps(*pairs: tuple[int, int]) -> tuple[Setting, ...]:
 SHORT = Size(Sizes((20, 120), (600, 1000), (8, 24)), 5.0, 1, _caps((128, 0)), 1, 4)
 FULL = Size(
     sizes=Sizes((20, 200), (1000, 3000), (8, 64)),
-    span_s=55.0,
+    span_s=50.0,
     fit_rounds=2,
     others=_caps((128, 0), (256, 0), (1024, 0), (2048, 0), (2048, 128), (2048, 256)),
     repeats=2,
@@ -142,8 +142,7 @@ def measure(watched: Watched, size: Size) -> Found:
     bed = watched.bed
     first = at_once(listed(size.sizes, 4.0, 8.0, seed=1))
     rush = bed.client(first, "burst")
-    watched.round(rush, first)  # a first time of everything
-    most_rps = len(first) / bed.makespan_s(rush, first)
+    most_rps = greatest_rps(bed, rush, first)
     rush.child.stop()
     requests = listed(size.sizes, LOAD * most_rps, size.span_s, seed=2)
     client = bed.client(requests)
