@@ -71,11 +71,11 @@ class Size:
 SHORT = Size(
     model="fake:8b-2tbs",
     sizes=Sizes((50, 300), (2000, 5000), (6, 16)),
-    span_s=1.6,
+    span_s=1.3,
     budgets=(256, 2048),
     caps=(0, 128),
     repeats=1,
-    tuned_rounds=14,
+    tuned_rounds=18,
     default_rounds=1,
     cadence={"cycle_s": 0.5, "window_s": 12, "search_every_s": 10, "search_requests": 30, "settle_s": 0.3}
     | {"verify_s": 5, "verify_min_requests": 20, "lease_s": 10},

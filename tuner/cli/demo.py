@@ -17,7 +17,7 @@ from policies.commands import Command
 from policies.errors import InputError, UnreachableError
 from tuner.bench.children import Child, Children, Served, hangup_is_interrupt, serve
 from tuner.cli.demo_plan import Plan, plan_of, traffic_csv
-from tuner.cli.demo_probe import first_model, measure, port_to
+from tuner.cli.demo_probe import IDS, first_model, measure, port_to
 from tuner.cli.demo_story import Event, Follower, closing, happened, opening, settled, status
 from tuner.cli.progress import Progress, progress_to_stderr
 from tuner.cli.values import parse_duration
@@ -53,12 +53,12 @@ def run(arguments: argparse.Namespace) -> int:
     with progress_to_stderr(arguments.quiet) as progress, hangup_is_interrupt(), Children(work / "logs") as children:
         progress.say(f"starting an engine on {arguments.model} ...")
         served = serve(children, _serve_words(arguments.model, work), _one_core_left())
-        model, model_tokens = first_model(served)
+        model = first_model(served)
         port = port_to(served, work / "token")
         speed = measure(served, model, port)
         port.close()
-        plan = plan_of(speed, BOOT_TOKENS, model_tokens)
-        progress.say(opening(speed, plan, served.base, model))
+        plan = plan_of(speed, BOOT_TOKENS, model.max_tokens)
+        progress.say(opening(speed, plan, served.base, model.name))
         _write(work / "traffic.csv", traffic_csv(plan, span_s, seed=1))
         _write(work / "rooftune.yaml", yaml.safe_dump(_config(template, plan, served)))
         client = children.start("client", _replay_words(work, served))
@@ -143,7 +143,7 @@ def _serve_words(model: str, work: Path) -> list[str]:
 
 def _replay_words(work: Path, served: Served) -> list[str]:
     traffic, out = str(work / "traffic.csv"), str(work / "replay.json")
-    return ["replay", "--traffic", traffic, "--url", served.base, "--quiet", "--out", out]
+    return ["replay", "--traffic", traffic, "--url", served.base, "--vocab", str(IDS[1]), "--quiet", "--out", out]
 
 
 def _run_words(work: Path, out: str) -> list[str]:

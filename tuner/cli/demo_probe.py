@@ -1,6 +1,7 @@
 """How fast an engine serves: a few requests to it alone, read from its own step records."""
 
 import random
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -15,17 +16,26 @@ from tuner.ports.http import HttpPort
 WAIT_S = 120.0
 ANSWER_TOKENS = 24
 PROMPTS = (256, 1024)
-# Token ids that every vocabulary has; below are the special ones of most.
-IDS = (100, 1000)
+# Token ids of prompts that every vocabulary has, above the special ones of most.
+IDS = (10, 250)
 LEAST_SLOPE = 1e-7
 
 
-def measure(served: Served, model: str, port: HttpPort) -> Speed:
-    """Three requests, one after the other. Raises UnreachableError or RefusedError when the engine does not serve."""
+@dataclass(frozen=True)
+class Model:
+    """What is served: its name, and the most tokens of a request."""
+
+    name: str
+    max_tokens: int
+
+
+def measure(served: Served, model: Model, port: HttpPort) -> Speed:
+    """A few requests, one after the other. Raises UnreachableError or RefusedError when the engine does not serve."""
     chance = random.Random(0)
     with httpx.Client(timeout=WAIT_S, trust_env=False) as http:
         for prompt, answer in ((16, 4), (32, ANSWER_TOKENS), *((tokens, 2) for tokens in PROMPTS)):
-            _ask(http, served.base, model, [chance.randrange(*IDS) for _ in range(prompt)], answer)
+            tokens = [chance.randrange(*IDS) for _ in range(prompt)]
+            _ask(http, served.base, model.name, tokens, answer)
     return speed_of(StepRows.from_wire(port.steps_after(-1)))
 
 
@@ -42,14 +52,14 @@ def speed_of(steps: StepRows) -> Speed:
     return Speed(float(np.median(decodes)), max(slope, LEAST_SLOPE))
 
 
-def first_model(served: Served) -> tuple[str, int]:
-    """Name and greatest length of what is served."""
+def first_model(served: Served) -> Model:
+    """Raises UnreachableError when the server does not say what it serves."""
     with httpx.Client(timeout=WAIT_S, trust_env=False) as http:
         try:
             entry = http.get(f"{served.base}/v1/models").json()["data"][0]
-        except (httpx.HTTPError, ValueError, LookupError) as error:
+            return Model(str(entry["id"]), int(entry["max_model_len"]))
+        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
             raise UnreachableError(f"{served.base} does not say what it serves: {error}") from None
-    return str(entry["id"]), int(entry["max_model_len"])
 
 
 def _ask(http: httpx.Client, base: str, model: str, prompt: list[int], answer: int) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 from tuner.cli.demo_plan import DOCUMENT_EVERY, Plan, Speed
 from tuner.control.explain import explain, knobs, share
 from tuner.control.explain_words import MEANING
-from tuner.control.outcome import CycleReason, CycleRecord
+from tuner.control.outcome import CycleReason, CycleRecord, FitPart
+from tuner.model.roofline import REMEDIES, FitCode
 
 Event = dict[str, Any]
 # After a push that proved itself, one of these says that nothing better is in sight.
@@ -102,6 +103,8 @@ def closing(records: Sequence[CycleRecord]) -> str:
     pushes = [record for record in records if record.pushed is not None]
     fits = [record.fit for record in records if record.fit is not None and record.fit.knee_tokens is not None]
     lines = []
+    if not fits and any(record.fit is not None for record in records):
+        lines.append(_no_knee([record.fit for record in records if record.fit is not None][-1]))
     if fits:
         fit = fits[-1]
         low, high = fit.knee_low_tokens, fit.knee_high_tokens
@@ -120,6 +123,12 @@ def closing(records: Sequence[CycleRecord]) -> str:
         last = records[-1].reason if records else CycleReason.TOO_LITTLE_DATA
         lines.append(f"nothing was pushed: {meaning(last.value)}")
     return "\n".join(lines)
+
+
+def _no_knee(fit: FitPart) -> str:
+    codes = [code for code in (FitCode.SLOPE_UNKNOWN, FitCode.FLOOR_UNKNOWN) if code.value in fit.codes]
+    why = f": {REMEDIES[codes[0]]}" if codes else ""
+    return f"the live steps hold no knee{why}"
 
 
 def _in_force(record: CycleRecord) -> dict[str, int | float]:
