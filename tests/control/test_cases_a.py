@@ -17,9 +17,9 @@ from tests.control.test_loop_pure import tried
 from tests.control.twin_searcher import twin_rig
 from tuner.control.job import Answer, Job
 from tuner.control.memory import Memory, knobs_of
-from tuner.control.observe_stage import traffic_of
 from tuner.control.outcome import CycleReason, CycleRecord
 from tuner.control.signals_codes import Signal
+from tuner.control.traffic import traffic_of
 
 LONG = {"max_queue": 300, "prefix_caching": False}
 

@@ -22,8 +22,8 @@ from tuner.control.exploration import Account, measured_cost_slo_s, predicted_co
 from tuner.control.figures import judgeable
 from tuner.control.matched import Side, compare, overdue
 from tuner.control.memory import Traffic, Tried, knobs_of
-from tuner.control.observe_stage import alike, traffic_of
 from tuner.control.push_stage import push_request
+from tuner.control.traffic import alike, traffic_of
 from tuner.control.trust import LEAST_RATIO, MOST_RATIO, Trust, region
 from tuner.observe.rows import RequestRows
 

@@ -6,7 +6,7 @@ from policies.guard import RATIO_KNOBS
 from policies.request import Setting
 from policies.verify import Verdict
 from tuner.control.memory import Traffic, Tried, setting_of
-from tuner.control.observe_stage import alike
+from tuner.control.traffic import alike
 
 # Within this ratio on every knob that counts tokens or requests, two settings are one for a trial.
 SAME_RATIO = 1.1

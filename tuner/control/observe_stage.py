@@ -8,26 +8,22 @@ import numpy as np
 
 from policies import wire
 from policies.envelope import Envelope, KnobBound, Mode
-from policies.quantiles import quantile, weighted_quantile
 from policies.request import Setting
 from policies.targets import Slo
 from policies.verify import Observed
 from tuner.control.canonical import canonical
-from tuner.control.figures import judged, queue_s
+from tuner.control.harm import observed, rising
 from tuner.control.matched import overdue
 from tuner.control.memory import Traffic
 from tuner.control.outcome import SignalPart
 from tuner.control.signals_budget import observed_ceiling_tokens
+from tuner.control.traffic import traffic_of
 from tuner.observe.protocol import Reading
-from tuner.observe.rows import ABORTED, FAILED, FINISHED, IntArray, RequestRows, StepRows
+from tuner.observe.rows import ABORTED, RequestRows
 from tuner.observe.window import Window
 
-# Of fewer samples an operator's threshold is not judged: a p99 of three requests is the slowest of three.
-THRESHOLD_GAPS, THRESHOLD_REQUESTS = 100, 20
 # Beyond this share of aborted requests (and so many of them) a window says more of its callers than of the engine.
 STORM_SHARE, STORM_LEAST = 0.25, 10
-# Failed requests: so many at least, and so much more than before.
-ERRORS_LEAST, ERRORS_SHARE = 3, 0.02
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,74 +160,6 @@ def envelope_of(state: wire.State) -> Envelope:
             if knob.min is not None and knob.max is not None
         )
     )
-
-
-def traffic_of(requests: RequestRows, span_s: float) -> Traffic | None:
-    """Rate and lengths; None for fewer than ten requests."""
-    if len(requests) < 10 or span_s <= 0.0:
-        return None
-    prompts, outputs = requests.prompt_tokens, requests.output_tokens
-    mean = float(prompts.mean())
-    return Traffic(
-        requests=len(requests),
-        rate_rps=len(requests) / span_s,
-        prompt_p50_tokens=quantile(prompts, 0.5),
-        prompt_mean_tokens=mean,
-        prompt_spread=float(prompts.std()) / max(mean, 1.0),
-        output_p50_tokens=quantile(outputs, 0.5),
-    )
-
-
-def alike(one: Traffic, other: Traffic, ratio: float = 1.5) -> bool:
-    """Whether two windows carried about the same traffic: every figure within ``ratio``, and beyond that what chance
-    does to windows of so few requests."""
-    counting = math.sqrt(1.0 / max(one.requests, 1) + 1.0 / max(other.requests, 1))
-    spread = max(one.prompt_spread, other.prompt_spread)
-    pairs = (
-        (one.rate_rps, other.rate_rps, counting),
-        (one.prompt_p50_tokens, other.prompt_p50_tokens, counting),
-        (one.prompt_mean_tokens, other.prompt_mean_tokens, spread * counting),
-        (one.output_p50_tokens, other.output_p50_tokens, counting),
-    )
-    far = [abs(math.log(max(a, 1e-9) / max(b, 1e-9))) > math.log(ratio) + 2.0 * noise for a, b, noise in pairs]
-    return not any(far)
-
-
-def rising(now: IntArray, before: IntArray) -> bool:
-    """Whether more requests fail than before: several, and beyond what chance would do. now, before: how they ended."""
-    failed = int((now == FAILED).sum())
-    if failed < ERRORS_LEAST:
-        return False
-    was = (int((before == FAILED).sum()) + 0.5) / (len(before) + 1.0) if len(before) else 0.0
-    noise = 2.0 * math.sqrt(max(was * (1.0 - was), 0.0) / len(now))
-    return failed / len(now) > was + ERRORS_SHARE + noise
-
-
-def observed(window: Window, start_s: float, end_s: float) -> Observed:
-    """The quantities of operator's thresholds between two instants; NaN where there are too few samples.
-
-    gap_p99_s: from the steps, each token of a decode waits from the end of the step before to the end of its own.
-    """
-    steps = window.steps.select((window.steps.start_s >= start_s) & (window.steps.end_s <= end_s))
-    ended = (window.requests.finish_s > start_s) & (window.requests.finish_s <= end_s)
-    rows = judged(window.requests.select(ended & (window.requests.arrival_s >= start_s)))
-    span_s = end_s - max(start_s, window.steps_from_s, float(steps.start_s[0]) if len(steps) else end_s)
-    enough = len(rows) >= THRESHOLD_REQUESTS
-    finished = rows.ended == FINISHED
-    return Observed(
-        gap_p99_s=_gap_p99_s(steps),
-        queue_p99_s=quantile(queue_s(rows.outcomes(), finished), 0.99) if enough else math.nan,
-        preemptions_per_s=float(steps.preemptions.sum()) / span_s if span_s > 0.0 else math.nan,
-        failed_share=float((~finished).mean()) if enough else math.nan,
-    )
-
-
-def _gap_p99_s(steps: StepRows) -> float:
-    following = np.flatnonzero(np.diff(steps.step) == 1) + 1
-    weights = np.minimum(steps.decode_tokens[following], steps.decode_tokens[following - 1]).astype(np.float64)
-    if weights.sum() < THRESHOLD_GAPS:
-        return math.nan
-    return weighted_quantile(steps.end_s[following] - steps.end_s[following - 1], weights, 0.99)
 
 
 def in_flight(window: Window, at_s: float) -> int:

@@ -9,8 +9,9 @@ from tuner.control.fit_stage import Learner
 from tuner.control.options import LoopOptions
 from tuner.control.outcome import CycleReason
 from tuner.control.parts import Searcher
-from tuner.control.propose_stage import Found, SearchDesk, Why, make_job, remembered
+from tuner.control.propose_stage import Found, Why, make_job, remembered
 from tuner.control.push_stage import one_line
+from tuner.control.search_desk import SearchDesk
 from tuner.control.sight import Sighting
 from tuner.control.signals_codes import Signal
 from tuner.control.standing import Holder

@@ -1,0 +1,53 @@
+"""What hurts: the quantities of operator's thresholds, and requests that fail more than before. Pure."""
+
+import math
+
+import numpy as np
+
+from policies.quantiles import quantile, weighted_quantile
+from policies.verify import Observed
+from tuner.control.figures import judged, queue_s
+from tuner.observe.rows import FAILED, FINISHED, IntArray, StepRows
+from tuner.observe.window import Window
+
+# Of fewer samples an operator's threshold is not judged: a p99 of three requests is the slowest of three.
+THRESHOLD_GAPS, THRESHOLD_REQUESTS = 100, 20
+# Failed requests: so many at least, and so much more than before.
+ERRORS_LEAST, ERRORS_SHARE = 3, 0.02
+
+
+def rising(now: IntArray, before: IntArray) -> bool:
+    """Whether more requests fail than before: several, and beyond what chance would do. now, before: how they ended."""
+    failed = int((now == FAILED).sum())
+    if failed < ERRORS_LEAST:
+        return False
+    was = (int((before == FAILED).sum()) + 0.5) / (len(before) + 1.0) if len(before) else 0.0
+    noise = 2.0 * math.sqrt(max(was * (1.0 - was), 0.0) / len(now))
+    return failed / len(now) > was + ERRORS_SHARE + noise
+
+
+def observed(window: Window, start_s: float, end_s: float) -> Observed:
+    """The quantities of operator's thresholds between two instants; NaN where there are too few samples.
+
+    gap_p99_s: from the steps, each token of a decode waits from the end of the step before to the end of its own.
+    """
+    steps = window.steps.select((window.steps.start_s >= start_s) & (window.steps.end_s <= end_s))
+    ended = (window.requests.finish_s > start_s) & (window.requests.finish_s <= end_s)
+    rows = judged(window.requests.select(ended & (window.requests.arrival_s >= start_s)))
+    span_s = end_s - max(start_s, window.steps_from_s, float(steps.start_s[0]) if len(steps) else end_s)
+    enough = len(rows) >= THRESHOLD_REQUESTS
+    finished = rows.ended == FINISHED
+    return Observed(
+        gap_p99_s=_gap_p99_s(steps),
+        queue_p99_s=quantile(queue_s(rows.outcomes(), finished), 0.99) if enough else math.nan,
+        preemptions_per_s=float(steps.preemptions.sum()) / span_s if span_s > 0.0 else math.nan,
+        failed_share=float((~finished).mean()) if enough else math.nan,
+    )
+
+
+def _gap_p99_s(steps: StepRows) -> float:
+    following = np.flatnonzero(np.diff(steps.step) == 1) + 1
+    weights = np.minimum(steps.decode_tokens[following], steps.decode_tokens[following - 1]).astype(np.float64)
+    if weights.sum() < THRESHOLD_GAPS:
+        return math.nan
+    return weighted_quantile(steps.end_s[following] - steps.end_s[following - 1], weights, 0.99)
