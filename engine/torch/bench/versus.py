@@ -28,8 +28,8 @@ from policies.commands import Figure
 from policies.request import Setting
 
 BUDGET_TOKENS = 512
-KV_TOKENS = 16_384
-LONGEST_WAIT_S = 600.0
+KV_TOKENS = 32_768
+LONGEST_WAIT_S = 1800.0
 # Two-sided 95 % quantile of Student's t by degrees of freedom.
 T_QUANTILE = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
@@ -100,13 +100,23 @@ def figures(pairs_ran: list[tuple[Ran, Ran]]) -> Iterator[Figure]:
     yield Figure("same_answers", sum(one == two for one, two in answers) / len(answers), "of all")
 
 
+# Least and most prompt tokens, least and most output tokens.
+CLASSES = (
+    (20, 80, 32, 96),  # short questions
+    (300, 600, 32, 64),  # questions with passages to answer from
+    (900, 1500, 16, 32),  # long documents
+    (30, 100, 128, 192),  # long answers
+)
+
+
 def mixed_requests(count: int, vocab_tokens: int, seed: int) -> list[Ask]:
-    """Chat, a document in every eighth place, outputs of 8 to 48 tokens."""
+    """The four classes in turn."""
     chance = random.Random(seed)
     asks = []
     for index in range(count):
-        tokens = chance.randint(500, 900) if index % 8 == 3 else chance.randint(20, 200)
-        asks.append(Ask([chance.randrange(3, vocab_tokens) for _ in range(tokens)], chance.randint(8, 48)))
+        least, most, least_output, most_output = CLASSES[index % len(CLASSES)]
+        prompt = [chance.randrange(3, vocab_tokens) for _ in range(chance.randint(least, most))]
+        asks.append(Ask(prompt, chance.randint(least_output, most_output)))
     return asks
 
 
@@ -157,7 +167,7 @@ class Theirs:
         )
         with torch.inference_mode():  # its thread takes the mode of whoever starts it
             self._context = model.continuous_batching_context_manager(
-                generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=64),
+                generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=256),
                 continuous_batching_config=config,
             )
             self._manager = self._context.__enter__()

