@@ -148,6 +148,7 @@ def test_noise_is_the_half_width_of_a_paired_interval(chat: Recommendation) -> N
 
 def test_long_traffic_is_raced_on_windows_and_reported_on_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tuner.search.recommend.SEARCH_STEPS", 25_000)
+    monkeypatch.setattr("tuner.search.recommend.LEAST_WINDOW_S", 4.0)
     found = run(CHAT, slo(2.0, 0.03), trials=40)
     looks = [e for e in found.evaluations if not e.whole_traffic]
     assert {e.role for e in looks} == {Role.SEARCH, Role.RANDOM}

@@ -20,7 +20,10 @@ MAX_ENGINE_TOKENS = 100_000_000
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """What was fixed when the engine started. Every default is named as assumed in the report."""
-    group = parser.add_argument_group("engine (a default is reported as assumed)")
+    group = parser.add_argument_group(
+        "engine (a default is reported as assumed)",
+        "pipeline parallelism above 1 is not modelled: its steps overlap, and these are one after the other",
+    )
     group.add_argument(
         "--ceiling",
         metavar="N",

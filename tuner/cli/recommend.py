@@ -14,7 +14,7 @@ from tuner.cli.engine_flags import add_current_flags, add_engine_flags, read_cur
 from tuner.cli.progress import progress_to_stderr, warm_twin
 from tuner.cli.search_flags import add_search_flags, read_search
 from tuner.cli.target_flags import add_target_flags, read_slo
-from tuner.cli.traffic_flags import add_model_flag, add_traffic_flags, read_model, read_traffic
+from tuner.cli.traffic_flags import add_model_flag, add_traffic_flags, read_draws, read_model, read_traffic
 from tuner.record import RunRecord
 from tuner.report.build import Replayed, engine_part, run_record, traffic_part
 from tuner.report.folder import record_text, report_folder, write_report
@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
                 seed=wish.seed,
                 progress=progress,
                 knobs=wish.knobs,
+                draws=read_draws(args.step_model, wish.seed),
                 storage=wish.storage,
                 study=wish.study,
             )

@@ -9,6 +9,7 @@ import numpy as np
 from policies.errors import InputError
 from policies.step_time import NAMED_MODELS, StepCost, StepModel, priced
 from tuner.cli.values import parse_burst, parse_duration, parse_rate_scale
+from tuner.model.draws import model_draws
 from tuner.model.model_file import load_step_model, read_model_file
 from tuner.record import StepModelPart
 from tuner.report.build import step_model_part
@@ -81,6 +82,14 @@ def add_model_flag(parser: argparse.ArgumentParser, *, needed: bool = True) -> N
         metavar="NAME|FILE",
         help=f"how long a step takes: {names}, or a fitted model.json",
     )
+
+
+def read_draws(name: str, seed: int) -> tuple[StepModel, ...]:
+    """Other models that the fit's intervals allow; none for a named set or for measured tables. Raises InputError."""
+    if name in NAMED_MODELS:
+        return ()
+    fitted = read_model_file(Path(name))
+    return () if fitted.cost is not None else model_draws(fitted.model, fitted.intervals, seed=seed)
 
 
 def read_model(name: str) -> tuple[StepModel | StepCost, StepModelPart]:

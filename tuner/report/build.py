@@ -76,6 +76,13 @@ def traffic_part(traffic: Traffic, changes: Sequence[str]) -> TrafficPart:
     )
 
 
+def _twin_error(step_model: StepModelPart) -> dict[str, float]:
+    """What a model file says of the twin's quantiles, such as twin_ttft_p99; step-time errors are another matter."""
+    prefix = "twin_"
+    errors = step_model.errors.items()
+    return {name.removeprefix(prefix): value for name, value in errors if name.startswith(prefix)}
+
+
 def step_model_part(
     name: str,
     model: StepModel,
@@ -256,5 +263,5 @@ def run_record(
         search=_search_part(found, given.knobs),
         trials=tuple(trial_part(evaluation) for evaluation in found.evaluations),
         groups=group_parts(found.current_result.outcomes, found.best_result.outcomes, slo),
-        twin_error={},
+        twin_error=_twin_error(step_model),
     )

@@ -336,7 +336,7 @@ def _plain(e: Evaluation, base: Setting) -> Evaluation:
 
 def _decide(tried: Sequence[Evaluation], q: Question, stretch: Traffic) -> Evaluation:
     """Among equals those that hold under every draw of the model and a burst; of these the plain and near one."""
-    equals = list({e.setting: e for e in sorted(_equals(tried, q), key=lambda e: _near(e, q.base))}.values())
+    equals = list({e.setting: e for e in sorted(_equals(tried, q), key=lambda e: _near(e, q))}.values())
     shortlist = equals[:SHORTLIST]
     if len(shortlist) == 1:
         return shortlist[0]
@@ -346,7 +346,7 @@ def _decide(tried: Sequence[Evaluation], q: Question, stretch: Traffic) -> Evalu
         shares = {e.setting: e.attainment for e in found}
         least = max(shares[e.setting] for e in shortlist) - BURST_TOLERANCE
         shortlist = [e for e in shortlist if shares[e.setting] >= least]
-    return min(shortlist, key=lambda e: _near(e, q.base))
+    return min(shortlist, key=lambda e: _near(e, q))
 
 
 def _equals(tried: Sequence[Evaluation], q: Question) -> list[Evaluation]:
@@ -358,8 +358,8 @@ def _equals(tried: Sequence[Evaluation], q: Question) -> list[Evaluation]:
     return [e for e in tried if e.feasible == top.feasible and e.attainment >= least]
 
 
-def _near(e: Evaluation, base: Setting) -> tuple[float, ...]:
-    return (complexity(e), distance_octaves(e.setting, base), e.gap_p99_s)
+def _near(e: Evaluation, q: Question) -> tuple[float, ...]:
+    return (complexity(e, q.base), distance_octaves(e.setting, q.base), *rank(e, q.slo)[2:])
 
 
 def _rush(traffic: Traffic) -> Traffic:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from policies.request import Setting
 from policies.slo import MarginRow, Slo, good
 from tuner.search.evaluation import Evaluation, Verdict
 from tuner.search.objective import capped_margin
@@ -40,7 +41,9 @@ def rank(evaluation: Evaluation, slo: Slo) -> tuple[float, ...]:
     infeasible = 0.0 if evaluation.feasible else 1.0
     if slo.objective == "tokens_per_s":
         return (infeasible, -evaluation.tokens_per_s, evaluation.setting.step_tokens)
-    return (infeasible, -evaluation.attainment, evaluation.gap_p99_s, float(evaluation.setting.step_tokens))
+    # Answers of one token have no gaps: nothing to be calm about.
+    gap_s = 0.0 if math.isnan(evaluation.gap_p99_s) else evaluation.gap_p99_s
+    return (infeasible, -evaluation.attainment, gap_s, float(evaluation.setting.step_tokens))
 
 
 def alike(tried: Sequence[Evaluation], slo: Slo) -> list[Evaluation]:
@@ -55,18 +58,19 @@ def alike(tried: Sequence[Evaluation], slo: Slo) -> list[Evaluation]:
     return [e for e in same if e.attainment >= top.attainment - SAME_SHARE]
 
 
-def complexity(evaluation: Evaluation) -> int:
-    """How many things a setting asks to be explained beyond a budget: cap, partial-prefill caps, policies."""
+def complexity(evaluation: Evaluation, base: Setting) -> int:
+    """How many things a setting asks to be explained beyond a budget: cap, partial-prefill caps, policies, and a
+    sequence cap other than that of ``base``, what is set today."""
     s = evaluation.setting
     parts = (s.chunk_cap_tokens, s.max_partial_prefills, s.max_long_partial_prefills, s.budget_policy, s.order_policy)
-    return sum(1 for part in parts if part)
+    return sum(1 for part in parts if part) + int(s.max_running != base.max_running)
 
 
-def to_set(equals: Sequence[Evaluation], slo: Slo) -> Evaluation:
+def to_set(equals: Sequence[Evaluation], slo: Slo, base: Setting) -> Evaluation:
     """Among equals: the plainest; then most to spare at the tightest target, for batch the smallest budget."""
     if slo.objective == "tokens_per_s":
-        return min(equals, key=lambda e: (e.setting.step_tokens, complexity(e), -e.tokens_per_s))
-    return min(equals, key=lambda e: (complexity(e), _tightest(e.margins), e.setting.step_tokens))
+        return min(equals, key=lambda e: (e.setting.step_tokens, complexity(e, base), -e.tokens_per_s))
+    return min(equals, key=lambda e: (complexity(e, base), _tightest(e.margins), e.setting.step_tokens))
 
 
 def _tightest(rows: Sequence[MarginRow]) -> float:

@@ -13,12 +13,12 @@ from policies.request import Setting
 from policies.slo import Slo
 from policies.step_time import StepCost, StepModel, priced
 from tuner.search import baselines
-from tuner.search.arena import PARALLEL, Track
+from tuner.search.arena import PARALLEL, Arena, Track
 from tuner.search.evaluation import Evaluation, Recommendation, Role, Verdict
 from tuner.search.identity import study_key
 from tuner.search.objective import evaluate
 from tuner.search.rank import SAME_SHARE, alike, binding, known, noise, rank, to_set, value, verdict
-from tuner.search.slices import slices
+from tuner.search.slices import WINDOWS, slices
 from tuner.search.space import STOCK_VLLM, SearchSpace, search_space
 from tuner.search.study import SettingStudy
 from tuner.sim.engine import Engine
@@ -29,8 +29,10 @@ Progress = Callable[[str, int, int], None]
 Model = StepModel | StepCost
 
 # A search pays about this many steps on windows; traffic that costs less is replayed whole in every trial.
-SEARCH_STEPS = 6_000_000
+SEARCH_STEPS = 3_000_000
 LEAST_SHARE, WHOLE_SHARE = 0.08, 0.6
+# A window begins with an idle engine, so a short one shows little of what queues do: rather fewer of them.
+LEAST_WINDOW_S = 60.0
 SHARED_TRIALS = 200
 LEADERS = 8
 SHORTLIST = 6
@@ -100,7 +102,7 @@ def recommend(
 
     nothing_known = not any(known(e) for e in looks)
     tried = [now] if nothing_known else [now, *fixed, *leaders, *random_leaders]
-    best, burst_share = _decide(tried, traffic, engine, model, draws, slo)
+    best, burst_share = _decide(tried, traffic, windows, engine, model, draws, slo)
     best_result = evaluate(traffic, engine, best.setting, model, slo, best.role)[1]
     uncertainty = noise(now_result, best_result, slo, seed)
     what = Verdict.KEEP if nothing_known else verdict(now, best, uncertainty, slo)
@@ -129,7 +131,8 @@ def recommend(
 def _windows(traffic: Traffic, steps: int) -> Traffic | None:
     """A few windows of the traffic, when replaying all of it in every trial (``steps`` in all) would cost too much."""
     share = max(SEARCH_STEPS / max(steps, 1), LEAST_SHARE)
-    return slices(traffic, share) if share < WHOLE_SHARE else None
+    count = min(max(int(traffic.span_s * share / LEAST_WINDOW_S), 1), WINDOWS)
+    return slices(traffic, share, count) if share < WHOLE_SHARE else None
 
 
 def _warm(fixed: Sequence[Evaluation], slo: Slo) -> list[Setting]:
@@ -169,23 +172,38 @@ def _random(space: SearchSpace, track: Track, seed: int, steps: int, tell: Calla
 
 
 def _decide(
-    tried: Sequence[Evaluation], traffic: Traffic, engine: Engine, model: Model, draws: Sequence[Model], slo: Slo
+    tried: Sequence[Evaluation],
+    traffic: Traffic,
+    windows: Traffic | None,
+    engine: Engine,
+    model: Model,
+    draws: Sequence[Model],
+    slo: Slo,
 ) -> tuple[Evaluation, float]:
-    """The one to set among equals, and its good share under a burst.
+    """The one to set among equals, and its good share under a burst. tried: what is set today comes first.
 
     Equals are told apart by their worst share over the draws of the step model, then by their share under a burst,
     then by what is plain and has most to spare.
     """
-    equals = sorted(dict.fromkeys(alike(tried, slo)), key=lambda e: rank(to_set([e], slo), slo))
-    shortlist = list({e.setting: e for e in [to_set(equals, slo), *equals]}.values())[:SHORTLIST]
+    base = tried[0].setting
+    equals = sorted(dict.fromkeys(alike(tried, slo)), key=lambda e: rank(e, slo))
+    shortlist = list({e.setting: e for e in [to_set(equals, slo, base), *equals]}.values())[:SHORTLIST]
     burst = Burst(BURST_FACTOR, traffic.span_s * BURST_LENGTH, start_share=BURST_START) if traffic.span_s > 0 else None
     rush = add_burst(traffic, burst) if burst else traffic  # what comes all at once is a burst already
-    shares = {e.setting: evaluate(rush, engine, e.setting, model, slo, e.role)[0].attainment for e in shortlist}
+    shares = _shares(shortlist, rush, engine, model, slo)
     if slo.objective == "tokens_per_s" or len(shortlist) == 1:
         return shortlist[0], shares[shortlist[0].setting]
     for draw in draws:
-        worst = {e.setting: evaluate(traffic, engine, e.setting, draw, slo, e.role)[0].attainment for e in shortlist}
+        worst = _shares(shortlist, traffic if windows is None else windows, engine, draw, slo)
         shortlist = [e for e in shortlist if worst[e.setting] >= max(worst.values()) - SAME_SHARE]
     calm = max(shares[e.setting] for e in shortlist)
-    best = to_set([e for e in shortlist if shares[e.setting] >= calm - BURST_TOLERANCE], slo)
+    best = to_set([e for e in shortlist if shares[e.setting] >= calm - BURST_TOLERANCE], slo, base)
     return best, shares[best.setting]
+
+
+def _shares(
+    tried: Sequence[Evaluation], traffic: Traffic, engine: Engine, model: Model, slo: Slo
+) -> dict[Setting, float]:
+    """Good shares on other traffic or under another model."""
+    found = Arena(traffic, engine, model, slo).run([(e.setting, e.role) for e in tried])
+    return {e.setting: e.attainment for e in found}

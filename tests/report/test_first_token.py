@@ -1,0 +1,18 @@
+"""What the first screen says where gaps play no part, and where the twin has been checked."""
+
+from tests.report.records import record, record_values
+from tuner.record import StepModelPart
+from tuner.report.build import _twin_error
+from tuner.report.headline import headline
+
+
+def test_a_prefill_only_engine_is_said_to_be_tuned_for_the_first_token() -> None:
+    traffic = {**record_values()["traffic"], "output_p50_tokens": 1, "output_p99_tokens": 1, "output_max_tokens": 1}
+    assert any("prefill-only" in line for line in headline(record(traffic=traffic)).caveats)
+    assert not any("prefill-only" in line for line in headline(record()).caveats)
+
+
+def test_errors_of_the_twin_in_a_model_file_reach_the_record_and_step_errors_do_not() -> None:
+    values = record_values()["step_model"]
+    part = StepModelPart(**{**values, "codes": (), "errors": {"held_out_mape": 0.03, "twin_ttft_p99": -0.04}})
+    assert _twin_error(part) == {"ttft_p99": -0.04}

@@ -1,0 +1,41 @@
+"""An engine that only reads prompts, and which of equals is the plainest."""
+
+import numpy as np
+
+from policies.request import Boot, Setting
+from policies.slo import Slo, Target
+from policies.step_time import NAMED_MODELS
+from tuner.search.evaluation import Role
+from tuner.search.objective import evaluate
+from tuner.search.rank import complexity, rank
+from tuner.search.recommend import recommend
+from tuner.sim.engine import Engine
+from tuner.sim.generate import document_mix
+from tuner.sim.workload import Traffic
+
+MODEL = NAMED_MODELS["8b-2tbs"]
+ENGINE = Engine(Boot(8192, 16, 1, 1, 0, 0), 37_500, 64)
+CURRENT = Setting(128, max_running=64)
+MIX = document_mix(2, 6.0, 40.0, 8, (4_000, 8_000))
+ONE = Traffic(MIX.arrival_s, MIX.prompt_tokens, np.ones_like(MIX.output_tokens), MIX.cached_tokens, MIX.tenant)
+
+
+def test_answers_of_one_token_are_tuned_for_the_time_to_first_token_alone() -> None:
+    with_gap = Slo((Target("ttft", 0.3, 0.9), Target("gap", 0.001, 0.99)))
+    alone = Slo((Target("ttft", 0.3, 0.9),))
+    both = [recommend(ONE, ENGINE, MODEL, slo, current=CURRENT, trials=20) for slo in (with_gap, alone)]
+    assert both[0].best.attainment == both[1].best.attainment > both[0].current.attainment
+    # Nobody decodes, so nothing asks for a small budget.
+    assert all(found.best.setting.step_tokens > CURRENT.step_tokens for found in both)
+    keys = [rank(e, with_gap) for e in both[0].evaluations]
+    assert not any(value != value for key in keys for value in key)  # no NaN in an order
+
+
+def test_a_sequence_cap_of_its_own_makes_a_setting_less_plain() -> None:
+    slo = Slo((Target("ttft", 2.0, 0.99),))
+    tried = {
+        setting: evaluate(MIX, ENGINE, setting, MODEL, slo, Role.SEARCH)[0]
+        for setting in (CURRENT, CURRENT._replace(max_running=32), CURRENT._replace(step_tokens=512))
+    }
+    assert [complexity(e, CURRENT) for e in tried.values()] == [0, 1, 0]
+    assert complexity(tried[CURRENT], CURRENT._replace(max_running=32)) == 1
