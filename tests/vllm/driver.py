@@ -158,6 +158,10 @@ def answer(turned, command):
         for index in range(first, first + 12):
             fields = {"prompt_tokens": chance.randint(60, 200), "output_tokens": chance.randint(50, 90), "content": []}
             turned.add(index, fields)
+    elif what == "add":
+        for prompt_tokens, output_tokens in body:
+            fields = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens, "content": []}
+            turned.add(turned.added, fields)
     elif what == "run":
         for _ in range(body):
             turned.step()

@@ -37,27 +37,33 @@ class TestContractAhead(TuningProtocolContract):
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_every_decode_gets_a_token_in_every_step(driver: Driver, ahead: bool) -> None:
-    """A long prompt in small chunks ahead of decodes; then the cap falls away, the budget falls, the lease ends."""
+@pytest.mark.parametrize("longs", [1, 2])
+@pytest.mark.parametrize("end", ["lease end", "revert", "cap", "budget", "order"])
+def test_every_decode_gets_a_token_in_every_step(driver: Driver, ahead: bool, longs: int, end: str) -> None:
+    """Long prompts read in small chunks ahead of decodes; then the cap falls away, or the budget falls."""
     endpoint = DriverEndpoint(driver, ahead=ahead)
-    taken(push(endpoint, chunk_cap_tokens=4))
-    endpoint.load()
-    endpoint.run_steps(40)
-    taken(push(endpoint, chunk_cap_tokens=0))
-    endpoint.run_steps(5)
-    taken(push(endpoint, step_tokens=5))
-    endpoint.run_steps(5)
-    taken(push(endpoint, step_tokens=60, lease_s=0.5))
-    endpoint.pass_time(1.0)
+    taken(push(endpoint, chunk_cap_tokens=4, lease_s=5.0))
+    driver.ask("add", [(700, 1)] * longs)
+    endpoint.run_steps(2)
+    driver.ask("add", [(5, 60)] * 6)
+    endpoint.run_steps(20)
+    if end == "lease end":
+        endpoint.pass_time(10.0)
+    elif end == "revert":
+        endpoint.revert(wire.RevertRequest())
+    elif end == "cap":
+        taken(push(endpoint, chunk_cap_tokens=0))
+    elif end == "budget":
+        taken(push(endpoint, step_tokens=4))
+    else:
+        taken(push(endpoint, chunk_cap_tokens=0, order_policy={"kind": "shortest_first", "aging_s": 10.0}))
+    changed = len(endpoint.steps_after(-1).step)
     endpoint.finish()
     steps, requests = endpoint.steps_after(-1), endpoint.requests_after(-1)
-    assert len(set(steps.revision)) >= 4 and len(requests.sequence) == 12
-    ends = [round((start + length) / 0.01) for start, length in zip(steps.start_s, steps.duration_s, strict=True)]
-    for row in range(12):
-        ttft_s = requests.ttft_s[row]
-        assert ttft_s is not None and requests.preemptions[row] == 0
-        first, last = round((requests.arrival_s[row] + ttft_s) / 0.01), round(requests.finish_s[row] / 0.01)
-        assert sum(first <= end <= last for end in ends) == requests.output_tokens[row]
+    assert len(requests.sequence) == 6 + longs
+    assert max(steps.prefill_tokens[changed:]) > (10 if end != "budget" else 1), "the long prompts go on"
+    # From the moment that all six decode until the first of them ends: all of them, in every step.
+    assert set(steps.decode_tokens[10:60]) == {6}
 
 
 def test_an_aborted_request_is_told_as_such(driver: Driver) -> None:

@@ -351,7 +351,8 @@ def test_our_series_stand_on_the_page_of_vllm(server: Server) -> None:
         if wanted in page:
             break
         time.sleep(0.5)  # read every two seconds
-    assert wanted in page and "rooftune_budget_configured_tokens 2048.0" in page and "vllm:iteration_tokens_total" in page
+    assert wanted in page and "vllm:iteration_tokens_total" in page
+    assert "rooftune_budget_configured_tokens 2048.0" in page
 
 
 def test_without_a_token_only_a_door_of_its_own_and_read_only(vllm_python: Path, model: Path) -> None:
