@@ -1,6 +1,7 @@
 """An engine that only reads prompts, and which of equals is the plainest."""
 
 import numpy as np
+import pytest
 
 from policies.request import Boot, Setting
 from policies.slo import Slo, Target
@@ -9,6 +10,7 @@ from tuner.search.evaluation import Role
 from tuner.search.objective import evaluate
 from tuner.search.rank import complexity, rank
 from tuner.search.recommend import recommend
+from tuner.search.study import constraints_of
 from tuner.sim.engine import Engine
 from tuner.sim.generate import document_mix
 from tuner.sim.workload import Traffic
@@ -23,10 +25,14 @@ ONE = Traffic(MIX.arrival_s, MIX.prompt_tokens, np.ones_like(MIX.output_tokens),
 def test_answers_of_one_token_are_tuned_for_the_time_to_first_token_alone() -> None:
     with_gap = Slo((Target("ttft", 0.3, 0.9), Target("gap", 0.001, 0.99)))
     alone = Slo((Target("ttft", 0.3, 0.9),))
-    both = [recommend(ONE, ENGINE, MODEL, slo, current=CURRENT, trials=20) for slo in (with_gap, alone)]
-    assert both[0].best.attainment == both[1].best.attainment > both[0].current.attainment
+    both = [recommend(ONE, ENGINE, MODEL, slo, current=CURRENT, trials=30) for slo in (with_gap, alone)]
+    # The gap target still gives the search another start, so the two need not end in the same place.
+    assert both[0].best.attainment == pytest.approx(both[1].best.attainment, abs=0.01)
+    assert all(found.best.feasible and found.best.attainment > found.current.attainment + 0.2 for found in both)
     # Nobody decodes, so nothing asks for a small budget.
     assert all(found.best.setting.step_tokens > CURRENT.step_tokens for found in both)
+    silent = constraints_of(both[0].best)
+    assert list(silent) == ["ttft-p90-0.3s"]  # to the sampler, too
     keys = [rank(e, with_gap) for e in both[0].evaluations]
     assert not any(value != value for key in keys for value in key)  # no NaN in an order
 

@@ -122,9 +122,13 @@ def constraint_names(rows: Sequence[MarginRow]) -> list[str]:
 
 
 def constraints_of(evaluation: Evaluation) -> dict[str, float]:
-    """What a sampler is told of every target, by its name."""
-    rows = zip(constraint_names(evaluation.margins), evaluation.margins, evaluation.missed, strict=True)
-    return {name: constraint(row, missed) for name, row, missed in rows}
+    """What a sampler is told of every target, by its name.
+
+    A target without samples says nothing where others have some: gaps, when every answer is one token.
+    """
+    rows = list(zip(constraint_names(evaluation.margins), evaluation.margins, evaluation.missed, strict=True))
+    some = any(row.samples for _, row, _ in rows)
+    return {name: constraint(row, missed) for name, row, missed in rows if row.samples or not some}
 
 
 class SettingStudy:
