@@ -163,6 +163,17 @@ def test_the_same_bad_proposal_is_not_tried_twice(lied: Rig) -> None:
     assert not run.port.moving and CycleReason.NULL_RESULT in [record.reason for record in run.records]
 
 
+def test_a_proposal_is_acted_on_once() -> None:
+    """The push is taken back by somebody; without another answer of the search it is not made again."""
+    run = rig(proposes(step_tokens=512), options=options(search_requests=20))
+    run.run(6, until=pushed)
+    run.run(1)
+    run.searcher.delay = 10**6
+    run.engine.running.revert(wire.RevertRequest(actor="bob", reason="not now", block=False))
+    run.run(5)
+    assert len(run.port.moving) == 1 and run.records[-1].reason is CycleReason.SEARCHING
+
+
 def test_a_proposal_outside_of_what_was_asked_is_dropped() -> None:
     run = rig(proposes(step_tokens=512, max_running=4), options=options(search_requests=20))
     run.run(4)
@@ -466,3 +477,16 @@ def test_a_child_that_fails_is_told_of_and_asked_again_when_due() -> None:
     assert failed and "died" in failed[0].detail
     assert all(r.lease_left_s is not None for r in run.records)
     assert pushed(run.records[-1])
+
+
+def test_a_neighbour_that_slows_the_engine_down_is_not_held_against_the_push() -> None:
+    """The better setting, and an engine that takes half as long again since the push: no verdict, and none of worse."""
+    run = rig(proposes(step_tokens=512, gain=0.12), options=options(search_requests=20))
+    run.run(3)
+    run.run(5, until=pushed)
+    run.engine.slow = 1.5
+    run.run(6)
+    verify = run.records[-1].verify
+    assert verify is not None and (verify.verdict, verify.reason) == ("inconclusive", "no_matched_traffic")
+    assert "times as long" in run.records[-1].detail and run.setting == FITTING
+    assert memory_of(run).trust.ratio == 32.0

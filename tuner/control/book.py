@@ -46,7 +46,7 @@ class Book:
     def conclude(self, trial: Trial, checked: Checked | None, verdict: Verdict, day: str, wall_s: float) -> None:
         """A verdict: what was learnt of the setting and of the twin, and whether the setting stays."""
         trust = self.memory.trust
-        judged = checked is not None and checked.matched is not None
+        judged = checked is not None and checked.matched is not None and checked.matched.matched
         if not trial.stride and judged and checked is not None:
             trust = trust.after(checked.judgement.prediction_held)
         elif verdict is Verdict.WORSE:

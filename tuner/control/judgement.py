@@ -11,12 +11,13 @@ from tuner.control.book import Book
 from tuner.control.decide_stage import Verdict, decide_cycle, kv_bound
 from tuner.control.draft import Draft
 from tuner.control.exploration import measured_cost_slo_s, predicted_cost_slo_s
+from tuner.control.fit_stage import Learner
 from tuner.control.memory import knobs_of
 from tuner.control.options import LoopOptions
 from tuner.control.propose_stage import Found, Proposal
 from tuner.control.sight import Sighting
 from tuner.control.standing import Holder
-from tuner.control.verify_stage import Terms, check
+from tuner.control.verify_stage import PACE_RATIO, Terms, check
 
 # A trial that turns out bad is seen in one cycle and taken back in it; the next one makes sure.
 REVERT_CYCLES = 2.0
@@ -25,8 +26,8 @@ REVERT_CYCLES = 2.0
 class Judge:
     """Verdicts go into the book; decisions are the guard's."""
 
-    def __init__(self, book: Book, options: LoopOptions) -> None:
-        self._book, self._options = book, options
+    def __init__(self, book: Book, learner: Learner, options: LoopOptions) -> None:
+        self._book, self._learner, self._options = book, learner, options
         self._terms = Terms(options.settle_s, options.harm_requests, options.min_requests)
 
     def check(self, sight: Sighting, draft: Draft) -> Sighting:
@@ -35,10 +36,15 @@ class Judge:
         if trial is not None:
             if book.before is None or book.before[0] != trial.push_cycle:
                 book.before = (trial.push_cycle, seen.window)  # another controller pushed: its rows, as far as they go
-            checked = check(trial, book.before[1], seen, self._options.thresholds, self._terms)
-            gain = checked.matched.gain if checked.matched is not None else math.nan
-            book.change(running_slo_s=measured_cost_slo_s(gain, checked.elapsed_s))
+            before = book.before[1]
+            checked = check(trial, before, seen, self._options.thresholds, self._terms, self._learner.model)
+            if checked.matched is not None and checked.matched.matched:
+                book.change(running_slo_s=measured_cost_slo_s(checked.matched.gain, checked.elapsed_s))
             draft.put(verify=checked.part)
+            if max(checked.pace_ratio, 1.0 / checked.pace_ratio) > PACE_RATIO:
+                draft.note(
+                    f"at the same work the engine takes {checked.pace_ratio:.2f} times as long as before the push"
+                )
             sight = replace(sight, checked=checked)
             if checked.keeps:
                 outcome = checked.judgement.verdict

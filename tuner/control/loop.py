@@ -56,7 +56,7 @@ class Controller:
         self._book = book
         self._sight = Sight(reader, store, book, learner, options, clock, deploying)
         self._planner = Planner(searcher, book, learner, options, clock)
-        self._judge = Judge(book, options)
+        self._judge = Judge(book, learner, options)
         self._actor = Actor(port, store, book, learner, options)
 
     def cycle(self) -> CycleRecord:

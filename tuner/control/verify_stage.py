@@ -6,10 +6,11 @@ counts.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from policies.step_time import StepModel
 from policies.targets import Slo
 from policies.verify import Comparison, Judgement, RollbackThresholds, Verdict, VerdictReason, crossed, judge
 from tuner.control.figures import good_mask, judged
@@ -17,9 +18,13 @@ from tuner.control.matched import Matched, Side, compare, overdue
 from tuner.control.memory import Trial
 from tuner.control.observe_stage import Seen, in_flight, storming, ttft_bound_s, waiting_at
 from tuner.control.outcome import VerifyPart
+from tuner.model.roofline import predict
 from tuner.observe.window import Window
 
 MOST_BEFORE = 4
+# An engine that is slower or faster than this at the same work is not the one that was measured before the push: no
+# verdict. Beyond PACE_HARM nobody waits for another reason: the push may be why.
+PACE_RATIO, PACE_HARM, PACE_STEPS = 1.2, 2.0, 50
 _LONG_AGO_S = -1e11  # stands for "since ever" where a record cannot hold an infinity
 
 
@@ -27,7 +32,8 @@ _LONG_AGO_S = -1e11  # stands for "since ever" where a record cannot hold an inf
 class Checked:
     """What came out. passed: a limited step was shown not to be worse, which is enough for it.
 
-    elapsed_s: since the push; matched: None when there was nothing to compare (yet, or because so many hung up).
+    elapsed_s: since the push; pace_ratio: see the function of that name. matched: None when there was nothing to compare
+    (yet, or because so many hung up).
     """
 
     judgement: Judgement
@@ -35,6 +41,7 @@ class Checked:
     requests: int
     elapsed_s: float
     passed: bool
+    pace_ratio: float
     part: VerifyPart
 
     @property
@@ -100,7 +107,37 @@ def earlier(trial: Trial, before: Window, slo: Slo, length_s: float) -> Side:
     )
 
 
-def check(trial: Trial, before: Window, seen: Seen, thresholds: RollbackThresholds, terms: Terms) -> Checked:
+def pace(window: Window, model: StepModel, start_s: float, end_s: float) -> float:
+    """Measured over modelled time of the steps between two instants; NaN when there are too few to say."""
+    steps = window.steps.select((window.steps.start_s >= start_s) & (window.steps.end_s <= end_s))
+    samples = steps.samples()
+    if len(samples) < PACE_STEPS:
+        return math.nan
+    return float(samples.duration_s.sum() / predict(model, samples).sum())
+
+
+def pace_ratio(
+    trial: Trial, before: Window, seen: Seen, model: StepModel | None, start_s: float, length_s: float
+) -> float:
+    """How much slower the engine is since the push at the very same work, 1.0 as before; NaN when nobody can tell.
+
+    The model takes out what the steps compute, so the setting itself does not show here: a neighbour on the machine
+    does, or a clock that was lowered.
+    """
+    if model is None or length_s <= 0.0:
+        return math.nan
+    was = pace(before, model, trial.began_s - MOST_BEFORE * length_s, trial.began_s)
+    return pace(seen.window, model, start_s, seen.now_s) / was
+
+
+def check(
+    trial: Trial,
+    before: Window,
+    seen: Seen,
+    thresholds: RollbackThresholds,
+    terms: Terms,
+    model: StepModel | None = None,
+) -> Checked:
     """The verdict on a trial so far. before: the rows as they stood at the push (or as far as they are still there)."""
     settle_s, min_requests = terms.settle_s, terms.harm_requests
     length_s = length_of(trial, before, seen.now_s, settle_s, seen.verify_s)
@@ -114,6 +151,9 @@ def check(trial: Trial, before: Window, seen: Seen, thresholds: RollbackThreshol
         second = side(seen.window, seen.slo, start_s, seen.now_s)
         # Whoever must have missed while waiting counts like one that ended badly.
         found, requests = compare(first, second, seed=trial.push_cycle), len(second) + int(second.overdue)
+    ratio = pace_ratio(trial, before, seen, model, start_s, length_s)
+    if found is not None and PACE_RATIO < max(ratio, 1.0 / ratio) <= PACE_HARM:
+        found = replace(found, matched=False)
     comparison = Comparison(
         predicted_gain=0.0 if trial.stride else trial.predicted_gain,
         twin_error=trial.twin_error,
@@ -128,7 +168,7 @@ def check(trial: Trial, before: Window, seen: Seen, thresholds: RollbackThreshol
     if judgement.verdict is Verdict.BETTER and requests < terms.min_requests and not full:
         judgement = Judgement(Verdict.INCONCLUSIVE, VerdictReason.TOO_FEW_REQUESTS, judgement.prediction_held)
     passed = trial.stride and full and judgement.reason is VerdictReason.WITHIN_NOISE
-    return Checked(judgement, found, requests, elapsed_s, passed, _part(trial, comparison, judgement))
+    return Checked(judgement, found, requests, elapsed_s, passed, ratio, _part(trial, comparison, judgement))
 
 
 def _part(trial: Trial, comparison: Comparison, judgement: Judgement) -> VerifyPart:
