@@ -32,8 +32,8 @@ _LONG_AGO_S = -1e11  # stands for "since ever" where a record cannot hold an inf
 class Checked:
     """What came out. passed: a limited step was shown not to be worse, which is enough for it.
 
-    elapsed_s: since the push; pace_ratio: see the function of that name. matched: None when there was nothing to compare
-    (yet, or because so many hung up).
+    elapsed_s: since the push; pace_ratio: see the function of that name. matched: None when there was nothing to
+    compare (yet, or because so many hung up).
     """
 
     judgement: Judgement
