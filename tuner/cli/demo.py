@@ -4,6 +4,7 @@ Three commands of ours run as processes: ``serve``, ``replay`` and ``run --mode 
 """
 
 import argparse
+import contextlib
 import os
 import secrets
 import signal
@@ -16,18 +17,22 @@ import yaml
 from policies.commands import Command
 from policies.errors import InputError, UnreachableError
 from tuner.bench.children import Child, Children, Served, hangup_is_interrupt, serve
-from tuner.cli.demo_plan import Plan, plan_of, traffic_csv
-from tuner.cli.demo_probe import IDS, first_model, measure, port_to
-from tuner.cli.demo_story import Event, Follower, closing, happened, opening, settled, status
-from tuner.cli.progress import Progress, progress_to_stderr
+from tuner.cli.demo_plan import WATCH_REQUESTS, Bounds, bounds_of, plan_of, traffic_csv
+from tuner.cli.demo_probe import IDS, first_model, measure
+from tuner.cli.demo_story import Event, Follower, asked_for, closing, happened, opening, settled, status
+from tuner.cli.progress import Progress, progress_to_stderr, warm_twin
 from tuner.cli.values import parse_duration
 from tuner.control.outcome import CycleRecord
 from tuner.control.state import StateFile
+from tuner.observe.rows import RequestRows
+from tuner.ports.http import HttpPort
 from tuner.sim.files import shown_path
 
 BOOT_TOKENS = 2048
 MAX_RUNNING = 32
 POLL_S = 0.2
+# Longest look at the default: a machine on which so few requests end is too busy for a demo.
+WATCH_S = 60.0
 MOST_RECORDS = 2000
 
 
@@ -51,19 +56,22 @@ def run(arguments: argparse.Namespace) -> int:
     template = _template(arguments.config)
     work = _new_folder(Path(arguments.work))
     with progress_to_stderr(arguments.quiet) as progress, hangup_is_interrupt(), Children(work / "logs") as children:
+        warm_twin(progress)
         progress.say(f"starting an engine on {arguments.model} ...")
         served = serve(children, _serve_words(arguments.model, work), _one_core_left())
         model = first_model(served)
-        port = port_to(served, work / "token")
-        speed = measure(served, model, port)
-        port.close()
-        plan = plan_of(speed, BOOT_TOKENS, model.max_tokens)
-        progress.say(opening(speed, plan, served.base, model.name))
-        _write(work / "traffic.csv", traffic_csv(plan, span_s, seed=1))
-        _write(work / "rooftune.yaml", yaml.safe_dump(_config(template, plan, served)))
-        client = children.start("client", _replay_words(work, served))
+        with contextlib.closing(HttpPort(served.tuning, work / "token")) as port:
+            speed = measure(served, model, port)
+            plan = plan_of(speed, BOOT_TOKENS, model.max_tokens)
+            progress.say(opening(speed, plan, served.base, model.name))
+            _write(work / "traffic.csv", traffic_csv(plan, span_s, seed=1))
+            until_s = time.monotonic() + span_s
+            client = children.start("client", _replay_words(work, served))
+            bounds = watch_default(port, client, progress)
+        progress.say(asked_for(bounds))
+        _write(work / "rooftune.yaml", yaml.safe_dump(_config(template, bounds, served)))
         controller = children.start("controller", _run_words(work, arguments.out))
-        watch(controller, client, span_s, progress)
+        watch(controller, client, until_s, progress)
         progress.close()
         controller.stop()
         client.stop(signal.SIGINT)
@@ -76,10 +84,21 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def watch(controller: Child, client: Child, span_s: float, progress: Progress) -> list[Event]:
+def watch_default(port: HttpPort, client: Child, progress: Progress) -> Bounds:
+    """The targets, from what requests get at the default. Raises RefusedError when hardly any come to their end."""
+    after = port.requests_after(-1).next  # the probes
+    until_s = time.monotonic() + WATCH_S
+    while True:
+        rows = RequestRows.from_wire(port.requests_after(after))
+        progress("watching the default, requests", min(len(rows), WATCH_REQUESTS), WATCH_REQUESTS)
+        if len(rows) >= WATCH_REQUESTS or client.ended or time.monotonic() > until_s:
+            return bounds_of(rows)
+        time.sleep(POLL_S)
+
+
+def watch(controller: Child, client: Child, until_s: float, progress: Progress) -> list[Event]:
     """Tell what happens until a push has proved itself and nothing better is found, or the traffic ends."""
     follower, events = Follower(controller.err), list[Event]()
-    until_s = time.monotonic() + span_s
     while time.monotonic() < until_s and not client.ended:
         if controller.ended:
             raise UnreachableError(f"the controller ended: {controller.last_words()}; see {controller.err}")
@@ -150,10 +169,10 @@ def _run_words(work: Path, out: str) -> list[str]:
     return ["run", "--config", str(work / "rooftune.yaml"), "--report", out]
 
 
-def _config(template: dict[str, object], plan: Plan, served: Served) -> dict[str, object]:
+def _config(template: dict[str, object], bounds: Bounds, served: Served) -> dict[str, object]:
     targets = [
-        {"metric": "ttft", "quantile": 0.9, "bound": f"{plan.ttft_s:g}s"},
-        {"metric": "longest_gap", "quantile": 0.9, "bound": f"{plan.gap_s:g}s"},
+        {"metric": "ttft", "quantile": 0.9, "bound": f"{bounds.ttft_s:g}s"},
+        {"metric": "longest_gap", "quantile": 0.9, "bound": f"{bounds.gap_s:g}s"},
     ]
     engine = {"url": served.tuning, "name": "demo", "token_file": "token"}
     return {**template, "engine": engine, "targets": targets, "state": "state"}

@@ -1,26 +1,30 @@
 """What the demo sends and asks for, from how fast this machine serves this model: so that it shows the same on a
 laptop and on an accelerator. Pure."""
 
+import math
 import random
 from dataclasses import dataclass
 
-from policies.errors import bad_value
+import numpy as np
 
-DOCUMENT_EVERY = 8
+from policies.errors import RefusedError, bad_value
+from policies.quantiles import quantile
+from tuner.observe.rows import FINISHED, RequestRows
+
+DOCUMENT_EVERY = 5
 # A document that takes this long to read alone stalls everybody visibly, and no machine chokes on it.
-DOCUMENT_S = 1.2
+DOCUMENT_S = 0.8
 ANSWER_S = 1.0
 CHAT_PROMPT_TOKENS = (24, 96)
 DOCUMENT_OUTPUT_TOKENS = 8
 # Answers under way at once, roughly: a decode step carries them all.
 SHARED_BY = 3.0
 # Of the rate at which the queue would grow.
-LOAD = 0.7
-# Nobody's stream may stall for longer than a third of what the boot budget makes of a document, nor is anybody asked
-# for less than three decode steps: single ones are late on any machine.
-GAP_SHARE = 0.33
-GAP_STEPS = 3.0
-TTFT_DOCUMENTS = 3.0
+LOAD = 0.75
+# Requests from which the default's own latencies are read.
+WATCH_REQUESTS = 40
+# First tokens may take twice as long as nine in ten take at the default: a smaller budget costs documents some time.
+TTFT_RATIO = 2.0
 
 
 @dataclass(frozen=True)
@@ -38,13 +42,11 @@ class Speed:
 
 @dataclass(frozen=True)
 class Plan:
-    """rate_rps: arrivals; tokens: of a document's prompt, of a chat's answer; ttft_s, gap_s: bounds of the targets."""
+    """rate_rps: arrivals; tokens: of a document's prompt at most, of a chat's answer on average."""
 
     rate_rps: float
     document_tokens: int
     answer_tokens: int
-    ttft_s: float
-    gap_s: float
 
 
 def plan_of(speed: Speed, boot_tokens: int, model_tokens: int) -> Plan:
@@ -52,17 +54,30 @@ def plan_of(speed: Speed, boot_tokens: int, model_tokens: int) -> Plan:
     most = min(int(0.6 * model_tokens), 8 * boot_tokens)
     document = max(min(int(DOCUMENT_S / speed.prompt_s), most), min(256, most))
     answer = max(8, min(64, int(ANSWER_S / speed.decode_s)))
-    stall_s = speed.decode_s + speed.prompt_s * min(document, boot_tokens)
     chat_s = speed.prompt_s * sum(CHAT_PROMPT_TOKENS) / 2 + answer * speed.decode_s / SHARED_BY
     document_s = speed.prompt_s * document + DOCUMENT_OUTPUT_TOKENS * speed.decode_s / SHARED_BY
     mean_s = chat_s + (document_s - chat_s) / DOCUMENT_EVERY
-    return Plan(
-        rate_rps=min(LOAD / mean_s, 20.0),
-        document_tokens=document,
-        answer_tokens=answer,
-        ttft_s=_round(max(TTFT_DOCUMENTS * speed.prompt_s * document, 10.0 * speed.decode_s)),
-        gap_s=_round(max(GAP_SHARE * stall_s, GAP_STEPS * speed.decode_s)),
-    )
+    return Plan(min(LOAD / mean_s, 20.0), document, answer)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The targets, seconds: of TTFT and of the longest gap, each for nine requests in ten."""
+
+    ttft_s: float
+    gap_s: float
+
+
+def bounds_of(rows: RequestRows) -> Bounds:
+    """From what requests got at the default. A stream may stall as long as lies halfway, in ratio, between the usual
+    longest gap and that of those who met a document. Raises RefusedError without enough of them."""
+    done = rows.select((rows.ended == FINISHED) & np.isfinite(rows.ttft_s) & (rows.gap_count > 0))
+    if len(done) < WATCH_REQUESTS // 2:
+        raise RefusedError(
+            f"only {len(done)} requests have ended while the demo watched; the machine is too busy, try again"
+        )
+    usual_s, stalled_s = quantile(done.longest_gap_s, 0.5), quantile(done.longest_gap_s, 0.95)
+    return Bounds(_round(TTFT_RATIO * quantile(done.ttft_s, 0.9)), _round(math.sqrt(usual_s * stalled_s)))
 
 
 def _round(seconds: float) -> float:
@@ -71,7 +86,7 @@ def _round(seconds: float) -> float:
 
 
 def traffic_csv(plan: Plan, span_s: float, seed: int) -> str:
-    """Poisson arrivals, every eighth a document: arrival_s,prompt_tokens,output_tokens."""
+    """Poisson arrivals, every fifth a document: arrival_s,prompt_tokens,output_tokens."""
     chance = random.Random(seed)
     lines, at_s, number = ["arrival_s,prompt_tokens,output_tokens"], 0.0, 0
     while (at_s := at_s + chance.expovariate(plan.rate_rps)) < span_s:

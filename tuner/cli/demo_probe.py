@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 import numpy as np
@@ -70,8 +69,3 @@ def _ask(http: httpx.Client, base: str, model: str, prompt: list[int], answer: i
         raise UnreachableError(f"{base} does not answer: {error or type(error).__name__}") from None
     if said.status_code != 200:
         raise RefusedError(f"{base} answers {said.status_code}: {said.text[:200]}")
-
-
-def port_to(served: Served, token_file: Path) -> HttpPort:
-    """The tuning protocol of the engine."""
-    return HttpPort(served.tuning, token_file)

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tuner.cli.demo_plan import DOCUMENT_EVERY, Plan, Speed
+from policies.guard import Action
+from tuner.cli.demo_plan import DOCUMENT_EVERY, Bounds, Plan, Speed
 from tuner.control.explain import explain, knobs, share
 from tuner.control.explain_words import MEANING
 from tuner.control.outcome import CycleReason, CycleRecord, FitPart
@@ -69,7 +70,7 @@ def happened(event: Event) -> str | None:
 
 
 def opening(speed: Speed, plan: Plan, base: str, model: str) -> str:
-    """What was measured, what is asked for, and how to take part."""
+    """What was measured, what is sent, and how to take part."""
     said = [{"role": "user", "content": "Why is the sky blue?"}]
     ask = json.dumps({"model": model, "stream": True, "max_tokens": 60, "messages": said})
     return "\n".join(
@@ -78,12 +79,19 @@ def opening(speed: Speed, plan: Plan, base: str, model: str) -> str:
             f"{_ms(1000 * speed.prompt_s)}",
             f"traffic: {plan.rate_rps:.2g} requests a second, 1 in {DOCUMENT_EVERY} a document of up to "
             f"{plan.document_tokens:,} tokens",
-            f"targets: first token within {_ms(plan.ttft_s)}, nobody's stream stalls for more than {_ms(plan.gap_s)}",
             "",
             "chat with it meanwhile, from another terminal:",
             f"  curl -N {base}/v1/chat/completions -H 'content-type: application/json' -d '{ask}'",
             "",
         ]
+    )
+
+
+def asked_for(bounds: Bounds) -> str:
+    """The targets in words."""
+    return (
+        "targets, from what the default gives: nine requests in ten get their first token within "
+        f"{_ms(bounds.ttft_s)}, and no stall above {_ms(bounds.gap_s)}"
     )
 
 
@@ -99,30 +107,42 @@ def settled(events: Sequence[Event]) -> bool:
 
 def closing(records: Sequence[CycleRecord]) -> str:
     """What it came to. records: oldest first."""
-    measured = [record for record in records if record.observed is not None and record.observed.attainment is not None]
-    pushes = [record for record in records if record.pushed is not None]
-    fits = [record.fit for record in records if record.fit is not None and record.fit.knee_tokens is not None]
-    lines = []
-    if not fits and any(record.fit is not None for record in records):
-        lines.append(_no_knee([record.fit for record in records if record.fit is not None][-1]))
-    if fits:
-        fit = fits[-1]
-        low, high = fit.knee_low_tokens, fit.knee_high_tokens
-        between = f" ({low:.0f} to {high:.0f})" if low is not None and high is not None else ""
-        lines.append(
-            f"the knee of this machine with this model, from live steps: {fit.knee_tokens:.0f} tokens{between}"
-        )
-    if pushes and measured:
-        before = [one for one in measured if one.number <= pushes[0].number]
-        if before:
-            lines.append(f"at the engine's default: {_figures(before[-1])}")
-        lines.append(f"in the end, {knobs(_in_force(measured[-1]))}: {_figures(measured[-1])}")
-    for record in [one for one in records if one.verify is not None and one.verify.verdict != "inconclusive"][-1:]:
-        lines += ["", f"why (cycle {record.number}):", *(f"  {line}" for line in explain(record))]
+    lines = [_knee(records)]
+    pushes = [at for at, record in enumerate(records) if record.pushed is not None]
     if not pushes:
         last = records[-1].reason if records else CycleReason.TOO_LITTLE_DATA
-        lines.append(f"nothing was pushed: {meaning(last.value)}")
-    return "\n".join(lines)
+        return "\n".join([*filter(None, lines), f"nothing was pushed: {meaning(last.value)}"])
+    before = _measured(records[: pushes[0] + 1])
+    if before is not None:
+        lines.append(f"at the engine's default: {_figures(before)}")
+    # Requests are counted for the setting that they ran under, so a revert's own cycle still tells of the push.
+    undone = next((at for at in range(pushes[-1], len(records)) if records[at].action is Action.REVERT), None)
+    after = _measured(records[pushes[-1] + 1 : None if undone is None else undone])
+    if after is not None:
+        lines.append(f"with {knobs(_in_force(after))}: {_figures(after)}")
+    if undone is not None:
+        lines.append(f"it was taken back: {meaning(records[undone].reason.value)}")
+    for record in [one for one in records if one.verify is not None and one.verify.verdict != "inconclusive"][-1:]:
+        lines += ["", f"why (cycle {record.number}):", *(f"  {line}" for line in explain(record))]
+    return "\n".join(filter(None, lines))
+
+
+def _measured(records: Sequence[CycleRecord]) -> CycleRecord | None:
+    """The latest that has figures."""
+    found = [record for record in records if record.observed is not None and record.observed.attainment is not None]
+    return found[-1] if found else None
+
+
+def _knee(records: Sequence[CycleRecord]) -> str:
+    fits = [record.fit for record in records if record.fit is not None]
+    if not fits:
+        return ""
+    fit = next((one for one in reversed(fits) if one.knee_tokens is not None), None)
+    if fit is None or fit.knee_tokens is None:
+        return _no_knee(fits[-1])
+    low, high = fit.knee_low_tokens, fit.knee_high_tokens
+    between = f" ({low:.0f} to {high:.0f})" if low is not None and high is not None else ""
+    return f"the knee of this machine with this model, from live steps: {fit.knee_tokens:.0f} tokens{between}"
 
 
 def _no_knee(fit: FitPart) -> str:
