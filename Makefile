@@ -26,7 +26,7 @@ export ROOFTUNE_VLLM_ENV := $(VLLM_ENV)
 
 help:
 	@sed -n 's/^#   //p' Makefile | head -2
-	@echo "also: recommend-demo (no engine, no torch), check (under a minute), bench, engine-env, vllm-env, clean, clean-all (the environments too)"
+	@echo "also: recommend-demo (no engine, no torch), check (under a minute), bench, gpu-check (with a CUDA card), engine-env, vllm-env, clean, clean-all (the environments too)"
 
 # --- what people run ---------------------------------------------------------------------------
 
