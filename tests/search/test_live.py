@@ -8,7 +8,8 @@ from policies.slo import Slo, Target
 from policies.step_time import NAMED_MODELS
 from tuner.search.evaluation import Verdict
 from tuner.search.lessons import LiveResult
-from tuner.search.live import LEAST_TRIALS, RANDOM_SHARE, LiveProposal, Question, research
+from tuner.search.live import LEAST_TRIALS, RANDOM_SHARE, research
+from tuner.search.live_values import LiveProposal, Question
 from tuner.search.objective import evaluate
 from tuner.search.space import search_space
 from tuner.search.study import SettingStudy

@@ -20,7 +20,8 @@ from tuner.control.job import Answer, Job
 from tuner.control.outcome import Knobs, ProposalPart, TwinPart
 from tuner.search.archive import Archive, TwinResult
 from tuner.search.lessons import LiveResult
-from tuner.search.live import LiveProposal, Question, research
+from tuner.search.live import research
+from tuner.search.live_values import LiveProposal, Question
 from tuner.sim.noise import QUIET
 from tuner.sim.twin import simulate
 

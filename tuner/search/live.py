@@ -5,25 +5,26 @@ sweep and no burst for everybody, only for those that lead. Trials run on a few 
 would take too long. Random search pays as many simulated steps. Live results correct the twin (``lessons``).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from policies.errors import bad_value
 from policies.request import DEADLINE, Setting
-from policies.slo import MarginRow, Slo, attainment
+from policies.slo import Slo, attainment
 from policies.step_time import StepCost, StepModel, priced, step_time
 from tuner.search import baselines
 from tuner.search.arena import PARALLEL, Arena, Track
+from tuner.search.corrected import Corrected
 from tuner.search.evaluation import Evaluation, Role, Verdict
-from tuner.search.lessons import Lesson, LiveResult, correction, distance_octaves, lesson
-from tuner.search.objective import MARGIN_CAP, evaluate
+from tuner.search.lessons import LiveResult, distance_octaves, lesson
+from tuner.search.live_values import LiveProposal, Question
+from tuner.search.objective import evaluate
 from tuner.search.rank import BATCH_SHARE, SAME_SHARE, alike, binding, complexity, noise, rank, value, verdict
 from tuner.search.slices import slices
 from tuner.search.space import EVERYTHING, SearchSpace, search_space
 from tuner.search.study import SettingStudy, constraints_of
 from tuner.sim.engine import Engine
-from tuner.sim.noise import QUIET, StepNoise
 from tuner.sim.reshape import Burst, add_burst
 from tuner.sim.result import RunResult
 from tuner.sim.workload import Traffic
@@ -50,100 +51,6 @@ BURST_FACTOR, BURST_START, BURST_LENGTH = 2.0, 0.4, 0.1
 BURST_TOLERANCE = 0.01
 
 
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """One window to search on.
-
-    base: the setting in force, from which the search goes out. bounds: knob -> (least, greatest); a knob that is not
-    named is not searched. draws: other step models that the measurements allow. noise: of single steps. live: settings
-    that ran live, newest first. now_error: observed minus predicted share of the setting in force. warm: settings worth
-    a try, such as what was best for earlier windows.
-    """
-
-    traffic: Traffic
-    engine: Engine
-    model: Model
-    slo: Slo
-    base: Setting
-    bounds: Mapping[str, tuple[float, float]]
-    trials: int
-    seed: int = 0
-    draws: Sequence[Model] = ()
-    noise: StepNoise = QUIET
-    live: Sequence[LiveResult] = ()
-    now_error: float = 0.0
-    warm: Sequence[Setting] = ()
-
-
-@dataclass(frozen=True)
-class LiveProposal:
-    """What the search came to. Shares of ``now``, ``best`` and ``leaders`` are the twin's with live corrections.
-
-    twin_now, twin_best: the twin's alone. noise: half-width of the 90 % interval of best - now. trials,
-    simulated_steps: of the Optuna search alone, the replays of its leaders included; live_trials: those that stood
-    beside them in its study. random_best, equal_best: the best that random search found for random_steps, and Optuna
-    for as many, both where the trials ran. now_result, best_result: their replays. batch: no targets.
-    """
-
-    verdict: Verdict
-    now: Evaluation
-    best: Evaluation
-    twin_now: float
-    twin_best: float
-    noise: float
-    binding: MarginRow | None
-    trials: int
-    simulated_steps: int
-    random_trials: int
-    random_steps: int
-    random_best: Evaluation | None
-    equal_best: Evaluation | None
-    live_trials: int
-    leaders: tuple[Evaluation, ...]
-    now_result: RunResult
-    best_result: RunResult
-
-    batch: bool = False
-
-    @property
-    def gain(self) -> float:
-        """Share of good requests, best minus now; without targets the relative gain in tokens per second."""
-        if self.batch:
-            return self.best.tokens_per_s / max(self.now.tokens_per_s, 1e-9) - 1.0
-        return self.best.attainment - self.now.attainment
-
-
-class _Corrected:
-    """A track whose evaluations carry the live corrections."""
-
-    def __init__(self, track: Track, lessons: Sequence[Lesson], slo: Slo) -> None:
-        self.track, self._lessons = track, lessons
-        # Who misses more requests than all targets together allow to miss cannot meet them all.
-        self._least = 1.0 - sum(1.0 - target.quantile for target, _ in slo.all_targets())
-
-    def look(self, settings: Sequence[Setting], role: Role) -> list[Evaluation]:
-        return [self.mended(e) for e in self.track.look(settings, role)]
-
-    def lead(self, looks: Sequence[Evaluation], role: Role, most: int, slo: Slo) -> list[Evaluation]:
-        """The best looks on all of the traffic, from the twin's own values again."""
-        chosen = list(dict.fromkeys(e.setting for e in sorted(looks, key=lambda e: rank(e, slo))))[:most]
-        return [self.mended(e) for e in self.track.whole.run([(setting, role) for setting in chosen])]
-
-    def mended(self, raw: Evaluation) -> Evaluation:
-        change = correction(raw.setting, self._lessons)
-        if change == 0.0:
-            return raw
-        share = min(max(raw.attainment + change, 0.0), 1.0)
-        return replace(raw, attainment=share, feasible=raw.feasible and (change > 0.0 or share >= self._least))
-
-    def constraint(self, mended: Evaluation) -> dict[str, float]:
-        """Beside the targets' own: what live results say of them all together."""
-        if not self._lessons:
-            return {}
-        contradicted = not mended.feasible and all(row.margin <= 0.0 for row in mended.margins if row.samples > 0)
-        return {"live": MARGIN_CAP * max(self._least - mended.attainment, 1e-3) if contradicted else -1.0}
-
-
 def research(question: Question, tell: Tell = lambda stage, done, total: None) -> LiveProposal:
     """Search again. Deterministic for equal arguments.
 
@@ -163,7 +70,7 @@ def research(question: Question, tell: Tell = lambda stage, done, total: None) -
     live = [one for one in q.live if one.setting != q.base and _possible(one.setting, q.engine)][:MOST_LIVE]
     known = _twin_of(live, track.whole)
     lessons = [lesson(one, known.get(one.setting, 0.0), q.now_error) for one in live]
-    seen = _Corrected(track, lessons, q.slo)
+    seen = Corrected(track, lessons, q.slo)
     now = seen.mended(raw_now)
     if not space.knobs:
         return _kept(now, now_result, 0, q.slo)
@@ -173,7 +80,7 @@ def research(question: Question, tell: Tell = lambda stage, done, total: None) -
     for setting in _starts(q, space, now_result):
         study.enqueue(setting)
     looks, spent = _search(study, seen, q, tell)
-    rival = _Corrected(_track(q, stretch), lessons, q.slo)
+    rival = Corrected(_track(q, stretch), lessons, q.slo)
     random_looks = _random(rival, space, q, int(RANDOM_SHARE * spent[-1]), tell)
     equal = [look for look, paid_then in zip(looks, spent, strict=True) if paid_then <= rival.track.paid_steps]
     tell("decide", 0, 1)
@@ -262,7 +169,7 @@ def _twin_of(live: Sequence[LiveResult], arena: Arena) -> dict[Setting, float]:
     return {e.setting: e.attainment for e in arena.run([(setting, Role.SEARCH) for setting in unknown])}
 
 
-def _tell_live(study: SettingStudy, seen: _Corrected, live: Sequence[LiveResult], slo: Slo) -> list[Evaluation]:
+def _tell_live(study: SettingStudy, seen: Corrected, live: Sequence[LiveResult], slo: Slo) -> list[Evaluation]:
     """Live results as trials of their own, where the sampler's space holds their setting; these are leaders like any.
 
     Those of one setting are one trial: their corrected share is one number.
@@ -289,7 +196,7 @@ def _starts(q: Question, space: SearchSpace, now_result: RunResult) -> list[Sett
     return named
 
 
-def _search(study: SettingStudy, seen: _Corrected, q: Question, tell: Tell) -> tuple[list[Evaluation], list[int]]:
+def _search(study: SettingStudy, seen: Corrected, q: Question, tell: Tell) -> tuple[list[Evaluation], list[int]]:
     """The looks, and the steps that had been paid after each."""
     looks: list[Evaluation] = []
     spent: list[int] = []
@@ -316,7 +223,7 @@ def _settled(looks: Sequence[Evaluation], slo: Slo) -> bool:
     return after.feasible <= before.feasible and after.attainment <= before.attainment + SAME_SHARE
 
 
-def _random(rival: _Corrected, space: SearchSpace, q: Question, steps: int, tell: Tell) -> list[Evaluation]:
+def _random(rival: Corrected, space: SearchSpace, q: Question, steps: int, tell: Tell) -> list[Evaluation]:
     """Independent draws until they have paid ``steps``."""
     looks: list[Evaluation] = []
     draws = baselines.random_settings(space, q.seed + 1)
