@@ -21,7 +21,7 @@ import numpy as np
 import yaml
 
 from policies.commands import Figure
-from policies.errors import MissingDataError, UnreachableError
+from policies.errors import MissingDataError, RefusedError, UnreachableError
 from policies.quantiles import quantile
 from policies.request import Setting
 from tuner.bench.children import Child, Children, run_to_end, serve
@@ -29,9 +29,9 @@ from tuner.bench.live_gain_plan import (
     Listed,
     Sizes,
     at_once,
+    best_of,
     listed,
     ratio_interval,
-    share_of_best,
     trial_cost,
 )
 from tuner.bench.live_gain_run import Bed
@@ -244,7 +244,9 @@ def _config(bed: Bed, size: Size, swept: Swept) -> dict[str, object]:
 def _figures(swept: Swept, tuned: Tuned) -> Iterator[Figure]:
     second = tuned.good[len(tuned.good) // 2 :]
     share = float(np.mean([good.mean() for good in second]))
-    best = share / share_of_best(swept.attainment, share) if share > 0.0 else max(map(max, swept.attainment))
+    best = best_of(swept.attainment)
+    if best <= 0.0:
+        raise RefusedError("no setting of the sweep met the targets for anybody; the machine is too busy to measure on")
     default = _by_request(tuned.default)
     ratio, low, high = ratio_interval(_by_request(second), default)
     cost = trial_cost([tuned.good[at] for at in tuned.trial], default, len(tuned.good) * len(swept.requests))

@@ -96,17 +96,21 @@ def round_of(rows: RequestRows, requests: Listed) -> Round:
     return Round(rows.arrival_s[index], rows.finish_s[index], rows.ttft_s[index], gap_s[index])
 
 
-def share_of_best(sweep: Sequence[Sequence[float]], tuned: float) -> float:
-    """Tuned attainment over that of the best setting of the sweep: sweep[repeat][setting].
+def best_of(sweep: Sequence[Sequence[float]]) -> float:
+    """Attainment of the best setting of a sweep: sweep[repeat][setting].
 
     With two repeats the best is chosen in one and valued in the other, both ways: the luckiest of many noisy numbers
     is not the best setting's.
     """
     table = np.array(sweep, dtype=np.float64)
     if len(table) == 1:
-        return tuned / max(float(table[0].max()), 1e-9)
-    values = [float(table[1 - pick, int(np.argmax(table[pick]))]) for pick in (0, 1)]
-    return tuned / max(float(np.mean(values)), 1e-9)
+        return float(table[0].max())
+    return float(np.mean([table[1 - pick, int(np.argmax(table[pick]))] for pick in (0, 1)]))
+
+
+def share_of_best(sweep: Sequence[Sequence[float]], tuned: float) -> float:
+    """Tuned attainment over that of the best setting of the sweep, see ``best_of``."""
+    return tuned / max(best_of(sweep), 1e-9)
 
 
 def ratio_interval(tuned: FloatArray, default: FloatArray, seed: int = 0) -> tuple[float, float, float]:
