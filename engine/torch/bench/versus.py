@@ -10,7 +10,7 @@ cache helps anybody, and who goes first alternates. The interval is that of the 
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -56,16 +56,16 @@ class Ran:
 
 
 def bench(short: bool) -> Iterator[Figure]:
-    """short: a made model, whose steps are mostly overhead, and 3 pairs; else SmolLM2 and 6."""
+    """short: a made model, whose steps are mostly overhead, one page size and 3 pairs; else SmolLM2 and 6."""
     with made_model("tiny") if short else packaged_model() as folder:
-        yield from compare(folder, pairs=3 if short else 6, requests=16 if short else 32)
+        yield from compare(folder, *(3, 12, PAGE_TOKENS[:1]) if short else (6, 32, PAGE_TOKENS))
 
 
-def compare(folder: Path, *, pairs: int, requests: int) -> Iterator[Figure]:
+def compare(folder: Path, pairs: int, requests: int, page_tokens: Sequence[int]) -> Iterator[Figure]:
     """Figures of ``pairs`` paired runs (3 to 10) on the model in ``folder``."""
     dtype = choose_dtype("auto", torch.device("cpu"))
     ours = Ours(folder)
-    theirs = best_of_theirs(folder, dtype, mixed_requests(requests // 2, ours.vocab_tokens, seed=0))
+    theirs = best_of_theirs(folder, dtype, mixed_requests(requests // 2, ours.vocab_tokens, seed=0), page_tokens)
     ours.run(mixed_requests(requests // 2, ours.vocab_tokens, seed=0))  # warm, as the other is by now
     pairs_ran = []
     for pair in range(pairs):
@@ -193,11 +193,11 @@ class Theirs:
         self._context.__exit__(None, None, None)
 
 
-def best_of_theirs(folder: Path, dtype: torch.dtype, asks: list[Ask]) -> Theirs:
+def best_of_theirs(folder: Path, dtype: torch.dtype, asks: list[Ask], pages: Sequence[int]) -> Theirs:
     """Its fastest page size on ``asks``; each runs twice, with other prompts, and only the second counts."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
     seconds = {}
-    for page_tokens in PAGE_TOKENS:
+    for page_tokens in pages:
         theirs = Theirs(model, page_tokens)
         theirs.run(asks)
         seconds[page_tokens] = theirs.run([replace(ask, prompt=ask.prompt[::-1]) for ask in asks]).seconds
