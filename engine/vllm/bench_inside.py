@@ -18,7 +18,7 @@ from policies import wire
 
 # Heads of 32, the least that vLLM takes on a CPU; steps of a few milliseconds, so that the share of the hook shows.
 SHAPE = Shape(layers=3, hidden=128, inner=256, heads=4, kv_heads=2, vocab_tokens=1024)
-CLIENTS, PAIRS, ROUNDS = {"short": 24, "full": 64}, {"short": 6, "full": 20}, {"short": 2, "full": 8}
+CLIENTS, PAIRS, ROUNDS = {"short": 16, "full": 64}, {"short": 6, "full": 20}, {"short": 2, "full": 8}
 
 
 def main(folder: Path, length: str) -> None:
