@@ -132,6 +132,7 @@ def test_case_5_a_cap_without_effect_is_dropped_from_the_search() -> None:
 # --- 6 -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_case_6_what_ran_live_is_told_as_it_was_and_nothing_is_made_monotone_of_it() -> None:
     """Four limits, tails 3.6, 4.1, 6.3, 4.0 s: the search hears of every one, under its own knob and share."""
     shares = {1: 0.96, 4: 0.90, 8: 0.965}

@@ -15,7 +15,9 @@ from tuner.control.worker import ChildSearcher, Limits
 QUICK = options(search_requests=20, search_every_s=30.0)
 
 
-@pytest.mark.parametrize("fault", list(WorkerFault))
+@pytest.mark.parametrize(
+    "fault", [pytest.param(f, marks=() if f is WorkerFault.DIED else pytest.mark.slow) for f in WorkerFault]
+)
 def test_a_child_that_fails_changes_nothing_in_force(fault: WorkerFault) -> None:
     failing = [True]
 

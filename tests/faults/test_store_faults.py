@@ -15,7 +15,7 @@ from tuner.control.state_errors import StoreError, StoreFault
 QUICK = options(search_requests=20)
 SLOW = pytest.mark.slow
 FAULTS = [
-    StoreFault.LOCKED,
+    pytest.param(StoreFault.LOCKED, marks=SLOW),
     StoreFault.FULL,
     pytest.param(StoreFault.DAMAGED, marks=SLOW),
     pytest.param(StoreFault.UNUSABLE, marks=SLOW),
@@ -60,7 +60,9 @@ def test_a_state_file_that_does_not_take_part_means_hold(fault: StoreFault) -> N
     assert pushed(run.records[-1]), "and goes on when it is back"
 
 
-@pytest.mark.parametrize("method", ["next_number", "note_push", "keep", "value"])
+@pytest.mark.parametrize(
+    "method", ["next_number", "note_push", pytest.param("keep", marks=SLOW), pytest.param("value", marks=SLOW)]
+)
 def test_nothing_is_pushed_that_cannot_be_written_down(method: str) -> None:
     run, store = flaky_rig()
     run.run(2)
@@ -84,6 +86,7 @@ def test_a_record_that_is_lost_is_told_of_and_the_trial_still_known() -> None:
     assert run.records[-1].verify is not None and run.records[-1].verify.push_cycle == number
 
 
+@pytest.mark.slow
 def test_a_memory_of_another_version_is_begun_anew() -> None:
     run = rig(proposes(step_tokens=512), options=QUICK)
     run.store.values["loop"] = '{"trial": 3}'
