@@ -56,7 +56,7 @@ def main(folder: Path, length: str) -> None:
 
 def requests(count: int) -> list[tuple[list[int], int]]:
     chance = random.Random(3)
-    sizes = [(chance.choice([20, 60, 150, 400]), chance.randint(16, 64)) for _ in range(count)]
+    sizes = [(chance.choice([20, 60, 150, 400]), chance.randint(64, 200)) for _ in range(count)]
     return [([chance.randrange(3, 500) for _ in range(tokens)], output) for tokens, output in sizes]
 
 

@@ -26,7 +26,7 @@ class Recorder:
         self._desk = desk
         self._clock = TokenClock(gap_bounds_s)
         self._one_token = one_token
-        self._flights: deque[tuple[StepRecord, list[Track]]] = deque()
+        self._flights: deque[tuple[int, float, tuple[Any, ...], list[Track]]] = deque()
         self._arrivals = self._admissions = 0
         self._ended_s = 0.0
         self._updating = False
@@ -86,11 +86,11 @@ class Recorder:
                 figures = self._count(scheduler, sent, joined, now_s)
         tokens, decodes, prefills, context, prefix, work = figures
         manager = scheduler.kv_cache_manager
-        record = StepRecord(
-            force.step, now_s, 0.0, budget, tokens, decodes, len(sent), prefills, context, prefix, work,
-            len(self.partials), len(running), len(scheduler.waiting), manager.usage, preempted, force.revision,
+        rest = (
+            budget, tokens, decodes, len(sent), prefills, context, prefix, work, len(self.partials), len(running),
+            len(scheduler.waiting), manager.usage, preempted, force.revision,
         )  # fmt: skip
-        self._flights.append((record, joined))
+        self._flights.append((force.step, now_s, rest, joined))
 
     def _admit(self, request: Any, sent: dict[str, int], now_s: float) -> None:
         track = self.tracks.get(request.request_id)
@@ -158,15 +158,15 @@ class Recorder:
         """The tokens of one step came; those of steps without tokens are not told apart from nothing."""
         self._updating = False
         if output.total_num_scheduled_tokens > 0 and self._flights:
-            record, joined = self._flights.popleft()
+            step, planned_s, rest, joined = self._flights.popleft()
             parts = [answer.outputs for answer in answers.values()]
-            count = sum(map(len, parts))
-            first = [track for track in joined if track.first < 0 and track.request.request_id in self.tracks]
+            count = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+            first = joined and [one for one in joined if one.first < 0 and one.request.request_id in self.tracks]
             names = (part.request_id for part in chain.from_iterable(parts) if part.new_token_ids)
             self._clock.update(now_s, first, names, count)
-            start_s = record.start_s if record.start_s > self._ended_s else self._ended_s
+            start_s = planned_s if planned_s > self._ended_s else self._ended_s
             self._ended_s = now_s
-            self._desk.add_step(StepRecord(record[0], start_s, now_s - start_s, *record[3:]))
+            self._desk.add_step(StepRecord(step, start_s, now_s - start_s, *rest))
         for track, why in self._ending:
             self._end(track, now_s, why)
         self._ending.clear()
