@@ -10,9 +10,9 @@ import pytest
 from policies import wire
 from policies.guard import Action, GuardLimits, Reason
 from policies.request import Setting
-from policies.targets import Slo, Target
+from policies.targets import Condition, Override, Slo, Target
 from policies.verify import RollbackThresholds
-from tests.control.doubles import BOLD, MemoryStore, Rig, answer_of, options, proposes, rig
+from tests.control.doubles import BOLD, SLO, MemoryStore, Rig, answer_of, options, proposes, rig
 from tests.control.live import BOOT, LiveClock, LiveEngine, Traffic
 from tuner.control import wishes
 from tuner.control.job import Answer, Job, WorkerError, WorkerFault
@@ -462,6 +462,15 @@ def test_the_window_that_is_searched_ran_under_one_setting() -> None:
     for job in seen:
         assert job.current == job.base
     assert len({job.current["step_tokens"] for job in seen}) >= 1
+
+
+def test_the_search_hears_of_targets_that_hold_for_some_requests_only() -> None:
+    slo = Slo(SLO.targets, (Override(Condition(min_prompt_tokens=2000), (Target("ttft", 20.0, 0.99),)),))
+    run = rig(proposes(verdict="keep"), options=options(slo=slo, search_requests=20))
+    run.run(2)
+    from tuner.control.child_window import slo_of  # the child's side: it must make the same of it
+
+    assert slo_of(run.searcher.jobs[0]) == slo
 
 
 def test_a_child_that_fails_is_told_of_and_asked_again_when_due() -> None:

@@ -9,9 +9,9 @@ from policies.errors import InputError
 from policies.outcomes import BoolArray, FloatArray, Outcomes
 from policies.request import Boot, Setting
 from policies.step_time import StepModel
-from policies.targets import Slo, Target
+from policies.targets import Condition, Override, Slo, Target
 from tuner.control.figures import judgeable
-from tuner.control.job import EngineFacts, Job, WindowPart
+from tuner.control.job import EngineFacts, Job, TargetRow, WindowPart
 from tuner.model.model_file import check_step_model
 from tuner.sim.engine import Engine
 from tuner.sim.noise import QUIET, StepNoise, noise_from_steps
@@ -25,9 +25,26 @@ CUT_QUANTILE = 0.9
 
 def slo_of(job: Job) -> Slo:
     """The targets as this window can show them; without any, most tokens per second is what is wanted."""
-    targets = tuple(Target(row.metric, row.bound_s, row.quantile) for row in job.targets)  # type: ignore[arg-type]  # Target checks it
-    slo = Slo(targets, objective="goodput" if targets else "tokens_per_s")
+    targets = _targets(job.targets)
+    overrides = tuple(
+        Override(
+            Condition(
+                row.min_prompt_tokens,
+                row.max_prompt_tokens,
+                row.min_output_tokens,
+                row.max_output_tokens,
+                cached=row.cached,
+            ),
+            _targets(row.targets),
+        )
+        for row in job.overrides
+    )
+    slo = Slo(targets, overrides, objective="goodput" if targets else "tokens_per_s")
     return judgeable(slo, job.window.gap_bounds_s)
+
+
+def _targets(rows: tuple[TargetRow, ...]) -> tuple[Target, ...]:
+    return tuple(Target(row.metric, row.bound_s, row.quantile) for row in rows)  # type: ignore[arg-type]  # Target checks it
 
 
 def setting_of(knobs: Mapping[str, int | float], what: str) -> Setting:

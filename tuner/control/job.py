@@ -69,6 +69,17 @@ class TargetRow(Part):
     quantile: Annotated[float, Field(gt=0, le=1)]
 
 
+class OverrideRow(Part):
+    """Targets of their own for some requests: see ``policies.targets.Override``; prompt and output limits inclusive."""
+
+    min_prompt_tokens: Count | None = None
+    max_prompt_tokens: Count | None = None
+    min_output_tokens: Count | None = None
+    max_output_tokens: Count | None = None
+    cached: bool | None = None
+    targets: tuple[TargetRow, ...]
+
+
 class LiveTrial(Part):
     """A setting that ran live for a window: told to the study, marked as live, never mixed with twin trials."""
 
@@ -96,6 +107,7 @@ class Job(Part):
     noise_modelled_s: tuple[float, ...] = ()
     noise_measured_s: tuple[float, ...] = ()
     targets: tuple[TargetRow, ...]
+    overrides: tuple[OverrideRow, ...] = ()
     current: Knobs
     base: Knobs
     bounds: dict[str, tuple[float, float]]

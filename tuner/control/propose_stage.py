@@ -9,11 +9,11 @@ from policies.errors import InputError
 from policies.guard import Reason
 from policies.request import Setting
 from policies.step_time import StepModel
-from policies.targets import Slo
+from policies.targets import Slo, Target
 from tuner.control.canonical import canonical
 from tuner.control.effects import proven
 from tuner.control.fit_stage import noise_pairs
-from tuner.control.job import Answer, EngineFacts, Job, LiveTrial, TargetRow
+from tuner.control.job import Answer, EngineFacts, Job, LiveTrial, OverrideRow, TargetRow
 from tuner.control.memory import Traffic, Tried, knobs_of, setting_of
 from tuner.control.observe_stage import Seen
 from tuner.control.options import LoopOptions
@@ -89,7 +89,8 @@ def make_job(
         model=dict(model._asdict()),
         noise_modelled_s=modelled,
         noise_measured_s=measured,
-        targets=target_rows(seen.slo),
+        targets=target_rows(seen.slo.targets),
+        overrides=override_rows(seen.slo),
         current=knobs_of(in_force),
         base=knobs_of(in_force),
         bounds=bounds,
@@ -105,9 +106,23 @@ def slice_of(count: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
     return np.arange(count - MOST_REQUESTS, count)
 
 
-def target_rows(slo: Slo) -> tuple[TargetRow, ...]:
-    """The targets that hold for everybody; overrides have no place in a job."""
-    return tuple(TargetRow(metric=t.metric, bound_s=t.bound_s, quantile=t.quantile) for t in slo.targets)
+def target_rows(targets: tuple[Target, ...]) -> tuple[TargetRow, ...]:
+    return tuple(TargetRow(metric=t.metric, bound_s=t.bound_s, quantile=t.quantile) for t in targets)
+
+
+def override_rows(slo: Slo) -> tuple[OverrideRow, ...]:
+    """Overrides by length and cache hit; an engine's records know no tenants."""
+    return tuple(
+        OverrideRow(
+            min_prompt_tokens=one.when.min_prompt_tokens,
+            max_prompt_tokens=one.when.max_prompt_tokens,
+            min_output_tokens=one.when.min_output_tokens,
+            max_output_tokens=one.when.max_output_tokens,
+            cached=one.when.cached,
+            targets=target_rows(one.targets),
+        )
+        for one in slo.overrides
+    )
 
 
 def live_trials(tried: tuple[Tried, ...], traffic: Traffic | None) -> list[LiveTrial]:
