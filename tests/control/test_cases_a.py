@@ -11,7 +11,7 @@ from policies.guard import Action, Reason
 from policies.request import Setting
 from policies.step_time import StepModel
 from policies.targets import Slo, Target
-from tests.control.doubles import BOLD, MemoryStore, answer_of, options, proposes, rig
+from tests.control.doubles import BOLD, MemoryStore, Reply, Rig, answer_of, options, proposes, rig
 from tests.control.live import BOOT, SLOW, LiveEngine, Traffic
 from tests.control.test_loop_pure import tried
 from tests.control.twin_searcher import twin_rig
@@ -211,7 +211,8 @@ def test_case_8_targets_that_no_setting_meets_are_said_to_be_infeasible_and_nois
 # --- 12 ----------------------------------------------------------------------------------------
 
 
-def test_case_12_the_observed_ceiling_counts_where_the_set_budget_is_not_in_force() -> None:
+def clamped_rig(reply: Reply, **changes: Any) -> Rig:
+    """An engine set to 2048 tokens whose steps never get more than 512, with others that wait."""
     engine = LiveEngine(Traffic(rate_rps=4.0, prompt_tokens=900, documents=0))
     desk = engine.running._desk
     honest = desk.begin_step
@@ -222,8 +223,8 @@ def test_case_12_the_observed_ceiling_counts_where_the_set_budget_is_not_in_forc
 
     desk.begin_step = clamped  # type: ignore[method-assign]  # a scheduler with a clamp of its own
     slo = Slo((Target("ttft", 0.3, 0.99),))
-    given = options(slo=slo, search_requests=40, search_every_s=20.0)
-    run = rig(proposes(verdict="keep"), engine=engine, options=given)
+    given = options(slo=slo, search_requests=40, search_every_s=20.0, **changes)
+    run = rig(reply, engine=engine, options=given)
     steps = run.port.steps_after
 
     def as_configured(after: int) -> wire.StepColumns:
@@ -231,12 +232,31 @@ def test_case_12_the_observed_ceiling_counts_where_the_set_budget_is_not_in_forc
         return page.model_copy(update={"budget_tokens": tuple(2048 for _ in page.step)})
 
     run.port.steps_after = as_configured  # type: ignore[method-assign]  # the records say what is configured
+    return run
+
+
+def test_case_12_the_observed_ceiling_counts_where_the_set_budget_is_not_in_force() -> None:
+    run = clamped_rig(proposes(verdict="keep"))
     run.run(8, until=lambda r: "not in force" in r.detail)
     assert "512 tokens" in run.records[-1].detail
     assert Signal.BUDGET_NEVER_REACHED.value in codes(run.records[-1])
     job = run.searcher.jobs[-1]
     assert job.current["step_tokens"] == job.base["step_tokens"] == 512
     assert job.bounds["step_tokens"][1] == 512.0, "what lies above it cannot be had"
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [{"chunk_cap_tokens": (0.0, 8192.0)}, {"chunk_cap_tokens": (0.0, 8192.0), "step_tokens": (1024.0, 4096.0)}],
+)
+def test_case_12_an_observed_ceiling_moves_no_budget_that_the_operator_holds(
+    bounds: dict[str, tuple[float, float]],
+) -> None:
+    run = clamped_rig(proposes(chunk_cap_tokens=128), bounds=bounds)
+    run.run(8, until=pushed)
+    assert run.searcher.jobs[-1].base["step_tokens"] == 512
+    assert "step_tokens" not in run.searcher.jobs[-1].bounds
+    assert run.records[-1].pushed == {"chunk_cap_tokens": 128}, "the budget stays as it is set"
 
 
 # --- 15 ----------------------------------------------------------------------------------------

@@ -9,13 +9,13 @@ from tuner.control.fit_stage import Learner
 from tuner.control.options import LoopOptions
 from tuner.control.outcome import CycleReason
 from tuner.control.parts import Searcher
-from tuner.control.propose_stage import Found, Why, make_job, remembered
+from tuner.control.propose_stage import Found, Why, make_job, remembered, searched
 from tuner.control.push_stage import one_line
 from tuner.control.search_desk import SearchDesk
 from tuner.control.sight import Sighting
 from tuner.control.signals_codes import Signal
 from tuner.control.standing import Holder
-from tuner.control.trust import Bounds, region
+from tuner.control.trust import Bounds
 from tuner.model.roofline import FitRefused
 
 # What has ended may look well while others never get that far.
@@ -81,7 +81,7 @@ class Planner:
         """Where to search, and the knobs left out because they showed no effect."""
         seen, memory = sight.seen, self._book.memory
         silent = without_effect(memory.tried, seen.traffic) & frozenset(self._options.bounds)
-        return region(seen.setting, seen.envelope, self._options.bounds, memory.trust, silent), silent
+        return searched(seen, self._options.bounds, memory.trust, silent), silent
 
     def _ask(self, sight: Sighting, number: int) -> str:
         seen, model, memory = sight.seen, self._learner.model, self._book.memory

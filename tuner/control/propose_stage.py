@@ -1,6 +1,7 @@
 """Propose: when to search, what the child is asked, and what its answer is worth now."""
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,7 @@ from tuner.control.observe_stage import Seen
 from tuner.control.options import LoopOptions
 from tuner.control.outcome import CycleReason, ProposalPart, TwinPart
 from tuner.control.traffic import alike
-from tuner.control.trust import Bounds
+from tuner.control.trust import Bounds, Trust, region
 from tuner.control.windowing import window_part
 
 # A searched window is bounded: the twin's time grows with it, and older requests say less.
@@ -58,13 +59,31 @@ class Found:
     detail: str = ""
 
 
+def effective(seen: Seen) -> Setting:
+    """What the window ran under: where the steps show a smaller budget than the one that is set, that one."""
+    ceiling, setting = seen.ceiling_tokens, seen.setting
+    return setting if ceiling is None or ceiling >= setting.step_tokens else setting._replace(step_tokens=ceiling)
+
+
+def searched(seen: Seen, operator: Mapping[str, tuple[float, float]], trust: Trust, silent: Iterable[str]) -> Bounds:
+    """Where to search, around what is in effect; a budget above the one that the steps show cannot be had.
+
+    Never beyond the operator's bounds: where they begin above it, the budget is not searched.
+    """
+    ran = effective(seen)
+    bounds = region(ran, seen.envelope, operator, trust, silent)
+    if ran != seen.setting and "step_tokens" in bounds:
+        low, high = bounds.pop("step_tokens")
+        if low < min(high, ran.step_tokens):
+            bounds["step_tokens"] = (low, float(min(high, ran.step_tokens)))
+    return bounds
+
+
 def make_job(
     seen: Seen, options: LoopOptions, model: StepModel, bounds: Bounds, tried: tuple[Tried, ...], number: int
 ) -> Job:
-    """The window of ``seen`` for the child. tried: live trials; only those under like traffic are told.
-
-    Where the steps show a smaller budget than the one that is set, the window ran under that one, and nothing above it
-    can be had.
+    """The window of ``seen`` for the child. bounds: see ``searched``; tried: live trials; only those under like traffic
+    are told.
     """
     rows = seen.demand
     if len(rows) > MOST_REQUESTS:
@@ -72,11 +91,7 @@ def make_job(
     start_s = float(rows.arrival_s[0])
     modelled, measured = noise_pairs(model, seen.window.steps)
     envelope = seen.state.envelope
-    in_force, ceiling = seen.setting, seen.ceiling_tokens
-    if ceiling is not None and ceiling < in_force.step_tokens:
-        in_force = in_force._replace(step_tokens=ceiling)
-        low, high = bounds.get("step_tokens", (ceiling, ceiling))
-        bounds = bounds | {"step_tokens": (min(low, ceiling), min(high, ceiling))}
+    in_force = effective(seen)
     return Job(
         window=window_part(rows, start_s),
         engine=EngineFacts(
@@ -140,13 +155,19 @@ def live_trials(tried: tuple[Tried, ...], traffic: Traffic | None) -> list[LiveT
     ]
 
 
-def proposal_of(answer: Answer, base: Setting, traffic: Traffic | None) -> Proposal | None:
-    """What an answer proposes; None when it proposes nothing. Raises InputError for a setting that is none."""
+def proposal_of(answer: Answer, base: Setting, traffic: Traffic | None, ran: Setting | None = None) -> Proposal | None:
+    """What an answer proposes; None when it proposes nothing. Raises InputError for a setting that is none.
+
+    ran: what the child was told to be in force (``effective``; default: base); its budget left as it is means that
+    the one in force is not moved.
+    """
     part = answer.proposal
     if part is None or part.verdict == "keep":
         return None
     try:
         setting = canonical(setting_of(part.setting))
+        if ran is not None and setting.step_tokens == ran.step_tokens:
+            setting = setting._replace(step_tokens=base.step_tokens)
         if setting == base:
             return None
     except TypeError:

@@ -7,7 +7,7 @@ from policies.guard import Reason
 from policies.request import Setting
 from tuner.control.effects import refuted
 from tuner.control.job import Answer, Job, WorkerError
-from tuner.control.memory import Traffic, Tried
+from tuner.control.memory import Traffic, Tried, setting_of
 from tuner.control.observe_stage import Seen
 from tuner.control.options import LoopOptions
 from tuner.control.outcome import CycleReason
@@ -29,6 +29,7 @@ class SearchDesk:
         self._searcher, self._options = searcher, options
         self._asked_s = -math.inf
         self._asked_base: Setting | None = None
+        self._told_base: Setting | None = None  # what the job named as in force: with the budget in effect
         self._asked_traffic: Traffic | None = None
         self._asked_bounds: Bounds = {}
         self._discard = False
@@ -59,7 +60,7 @@ class SearchDesk:
     def _judge(self, answer: Answer, seen: Seen, tried: tuple[Tried, ...]) -> Found:
         self.standing, detail = None, ""
         try:
-            found = proposal_of(answer, seen.setting, self._asked_traffic)
+            found = proposal_of(answer, seen.setting, self._asked_traffic, self._told_base)
         except InputError as error:
             self._why = CycleReason.WORKER_FAILED
             return Found(None, self._why, answer.twin, None, one_line(str(error)))
@@ -94,16 +95,18 @@ class SearchDesk:
 
     def ask(self, job: Job, seen: Seen, now_s: float) -> str:
         """Start a search; returns why it could not be started, "" when it was."""
+        if self._searcher.busy:
+            return ""
+        # Noted first: one that cannot be started is asked for again when it is due, not in every cycle.
+        self._asked_s, self._asked_base, self._asked_traffic = now_s, seen.setting, seen.traffic
+        self._told_base, self._asked_bounds, self._discard = setting_of(job.base), job.bounds, False
         try:
-            started = self._searcher.ask(job)
+            self._searcher.ask(job)
         except WorkerError as error:
-            self._asked_s, self._why = now_s, CycleReason.WORKER_FAILED
+            self._why = CycleReason.WORKER_FAILED
             return one_line(f"{error.fault.value}: {error}")
-        if started:
-            self._asked_s, self._asked_base, self._asked_traffic = now_s, seen.setting, seen.traffic
-            self._asked_bounds, self._discard = job.bounds, False
-            if self.standing is None:
-                self._why = CycleReason.SEARCHING
+        if self.standing is None:
+            self._why = CycleReason.SEARCHING
         return ""
 
     @property
