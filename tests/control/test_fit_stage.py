@@ -1,5 +1,7 @@
 """The learner: what it keeps of a stream of steps, when it fits, what it does about drift and restarts."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -119,6 +121,48 @@ def test_an_engine_that_becomes_slower_is_noticed_and_learnt_anew() -> None:
     assert learner.drift is None
     assert learner.model is not None
     assert learner.model.slope_s_per_token == pytest.approx(1.4 * SLOW.slope_s_per_token, rel=0.1)
+
+
+def test_what_is_sampled_after_a_drift_is_kept_until_there_is_a_refit(steps: StepRows) -> None:
+    """An alarm that goes on ringing must not leave a fit with nothing but the steps of one cycle, again and again."""
+    learner = taught(steps)
+    learner.recall(MemoryStore(), "m")
+    learner.fit()
+    decodes = steps.select(steps.prefill_tokens == 0)
+    one_size = decodes.select(decodes.decode_tokens == np.bincount(decodes.decode_tokens).argmax())
+    decodes = StepRows.join([one_size] * (4000 // len(one_size)))  # of these no fit can be made
+    slower = replace(decodes, duration_s=1.6 * decodes.duration_s)
+    learner.take(decodes)  # teaches the alarm what is usual
+    assert learner.drift is None
+    sampled, pieces, seen = [], np.array_split(np.arange(len(slower)), 40), 0
+    for part in pieces:
+        learner.take(slower.select(part))
+        if learner.drift is None:
+            continue
+        if not sampled:
+            assert learner.due and len(learner.samples()) <= len(part)
+        sampled.append(len(learner.samples()))
+        if seen == 0 and learner.enough:
+            with pytest.raises(FitRefused):
+                learner.fit()
+            assert not learner.due
+        seen += len(part) if seen or learner.enough else 0
+        if seen > 1000:
+            break
+    assert sampled == sorted(sampled) and sampled[-1] >= 500
+    assert learner.due, "and a refusal holds for hundreds of steps, not for as many as ever were"
+
+
+def test_a_model_that_is_started_instead_of_another_takes_nothing_over(steps: StepRows) -> None:
+    store = MemoryStore()
+    learner = taught(steps)
+    learner.recall(store, "m")
+    learner.fit()
+    learner.restart()
+    learner.recall(store, "n")
+    assert learner.model is None
+    learner.recall(store, "m")
+    assert learner.model is not None, "and the first one's is still in the store"
 
 
 def test_another_start_of_the_engine_begins_anew(steps: StepRows) -> None:

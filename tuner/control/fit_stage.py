@@ -53,6 +53,8 @@ class Learner:
 
     def recall(self, store: Store, model: str) -> None:
         """Go on with the model that an earlier controller accepted, when it was of the same engine's model."""
+        if self._model_name not in ("", model):
+            self.accepted = None  # another model was started: what was fitted says nothing of it
         self._store, self._model_name = store, model
         text = store.value(KEY)
         if text is None or self.accepted is not None:
@@ -91,13 +93,14 @@ class Learner:
         model = self.model
         if model is not None and len(again):
             alarm = self._alarm.add(np.log(again.duration_s / predict(model, again)))
-            if alarm is not None:
-                self.drift = alarm
-                # What was sampled before is of another engine, as far as time goes.
+            if alarm is not None and self.drift is None:
+                # What was sampled before is of another engine, as far as time goes. Once is enough: an alarm that
+                # rings again until there is a refit must not take from it what has been sampled since.
                 self._reservoir.clear()
                 self._first.clear()
                 self._reservoir.add(again)
-                self._fitted_at_steps = 0
+                self._fitted_at_steps, self._seen_steps = 0, len(again)
+            self.drift = alarm or self.drift
 
     def _known(self, samples: StepSamples) -> npt.NDArray[np.bool_]:
         """Which steps are of a size that was met before; see ``tuner.model.warm``."""
