@@ -488,6 +488,20 @@ def test_a_child_that_fails_is_told_of_and_asked_again_when_due() -> None:
     assert pushed(run.records[-1])
 
 
+def test_a_child_that_does_not_start_is_not_asked_in_every_cycle() -> None:
+    run = rig(proposes(step_tokens=512), options=options(search_requests=20, search_every_s=60.0))
+    tries: list[int] = []
+
+    def refused(job: Job) -> bool:
+        tries.append(run.records[-1].number if run.records else 0)
+        raise WorkerError(WorkerFault.DIED, "the child process does not start")
+
+    run.searcher.ask = refused  # type: ignore[method-assign]  # scripted
+    run.run(9)
+    assert CycleReason.WORKER_FAILED in [record.reason for record in run.records]
+    assert 1 <= len(tries) <= 2, "when it is due"
+
+
 def test_a_neighbour_that_slows_the_engine_down_is_not_held_against_the_push() -> None:
     """The better setting, and an engine that takes half as long again since the push: no verdict, and none of worse."""
     run = rig(proposes(step_tokens=512, gain=0.12), options=options(search_requests=20))

@@ -15,13 +15,14 @@ from policies.errors import InputError
 from policies.request import DEADLINE, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
 from policies.step_time import NAMED_MODELS
 from policies.targets import Condition, Override, Slo, Target
+from tests.control.doubles import MemoryStore
 from tests.control.live import Traffic as LiveTraffic
 from tuner.control.canonical import canonical
 from tuner.control.effects import near, proven, refuted, without_effect
 from tuner.control.exploration import Account, measured_cost_slo_s, predicted_cost_slo_s
 from tuner.control.figures import judgeable
 from tuner.control.matched import Side, compare, overdue
-from tuner.control.memory import Traffic, Tried, knobs_of
+from tuner.control.memory import Kept, Memory, Traffic, Tried, knobs_of, recall, remember
 from tuner.control.push_stage import push_request
 from tuner.control.traffic import alike, traffic_of
 from tuner.control.trust import LEAST_RATIO, MOST_RATIO, Trust, region
@@ -222,6 +223,19 @@ def test_a_proven_setting_comes_back_for_its_traffic_and_its_start() -> None:
     assert proven(BOOT, [tried("better")], RUSH) is None
     assert proven(BOOT._replace(step_tokens=1024), [tried("better")], CALM) is None
     assert proven(BOOT, [tried("better"), tried("worse")], CALM) is None
+
+
+@pytest.mark.parametrize("place", ["tried", "kept"])
+def test_a_memory_with_knobs_of_another_release_is_begun_anew(place: str) -> None:
+    strange = knobs_of(BOOT) | {"warp_factor": 9}
+    kept = Kept(boot_id="b", setting=strange, push_cycle=1)
+    other = tried().model_copy(update={"before": strange})
+    memory = Memory(shadow_s=5.0, kept=kept) if place == "kept" else Memory(shadow_s=5.0, tried=(tried(), other))
+    store = MemoryStore()
+    remember(store, memory)
+    assert recall(store) == Memory()
+    remember(store, Memory(shadow_s=5.0, tried=(tried(),), kept=kept.model_copy(update={"setting": knobs_of(BOOT)})))
+    assert recall(store).shadow_s == 5.0
 
 
 def test_near_settings_are_one_and_switches_never_are() -> None:

@@ -11,7 +11,9 @@ from policies.guard import Action, Reason
 from policies.request import Setting
 from tests.control.doubles import BOLD, Rig, options, proposes, rig
 from tests.control.live import BOOT, LiveEngine
+from tuner.control.memory import KEY, Memory
 from tuner.control.outcome import CycleReason, CycleRecord
+from tuner.control.state_errors import StoreError, StoreFault
 from tuner.ports.base import PortError, PortFault
 
 QUICK = options(search_requests=20)
@@ -141,6 +143,26 @@ def test_a_revert_that_fails_is_tried_again_until_it_is_done() -> None:
     assert run.setting == BOOT
 
 
+def test_a_revert_whose_answer_was_lost_keeps_its_verdict() -> None:
+    """The engine did it and the answer never came: the setting that was taken back is not tried again."""
+    limits = replace(BOLD, max_inconclusive_s=15.0)
+    run = on_trial(options=options(search_requests=20, limits=limits, harm_requests=1000, min_requests=1000))
+    honest = run.port.revert
+
+    def lost(request: wire.RevertRequest) -> wire.PushAnswer | wire.Refusal:
+        honest(request)
+        raise PortError(PortFault.TIMEOUT, "no answer")
+
+    run.port.revert = lost  # type: ignore[method-assign]  # scripted
+    run.run(4, until=lambda record: run.setting == BOOT)
+    assert run.records[-1].action is Action.HOLD and "not taken back" in run.records[-1].detail
+    run.port.revert = honest  # type: ignore[method-assign]  # scripted
+    run.run(6)
+    memory = Memory.model_validate_json(run.store.values[KEY])
+    assert [one.verdict for one in memory.tried] == ["inconclusive"] and memory.trial is None
+    assert len(run.port.moving) == 1 and CycleReason.NULL_RESULT in [record.reason for record in run.records]
+
+
 # --- refusals ----------------------------------------------------------------------------------
 
 
@@ -264,6 +286,39 @@ def test_rows_that_make_no_sense_are_forgotten() -> None:
     run.port.requests_after = honest  # type: ignore[method-assign]  # scripted
     run.run(5, until=pushed)
     assert pushed(run.records[-1])
+
+
+def test_after_rows_were_forgotten_only_what_arrives_later_is_complete() -> None:
+    """Otherwise the next window would hold the long requests of before, without the short ones that came with them."""
+    run = rig(proposes(step_tokens=512), options=QUICK)
+    run.run(1)
+    whole = run.engine.running.tuning_state()
+    nameless = whole.model_copy(update={"knobs": tuple(k for k in whole.knobs if k.name != "step_tokens")})
+    run.port.script = lambda name: nameless if name == "state" else None
+    run.run(1)
+    assert run.records[-1].reason is CycleReason.GARBAGE
+    forgotten_s = nameless.now_s
+    run.port.script = None
+    run.run(4, until=lambda record: bool(run.searcher.jobs))
+    window = run.controller._sight._window
+    assert window.complete_from_s >= forgotten_s and window.steps_from_s >= forgotten_s
+    assert window.demand().arrival_s.min() >= forgotten_s
+
+
+def test_a_search_about_the_engine_before_is_dropped_even_when_its_restart_went_unread() -> None:
+    """The cycle that saw the restart failed for another reason: the state file was locked just then."""
+    run = rig(proposes(step_tokens=512), options=QUICK, delay=4)
+    run.run(6, until=lambda record: bool(run.searcher.jobs))
+    run.engine.start()
+    run.store.broken = StoreError(StoreFault.LOCKED, "locked on purpose")
+    number = run.store.next_number
+    run.store.next_number = lambda: 99  # type: ignore[method-assign]  # scripted: locked a moment later
+    run.run(1)
+    assert run.records[-1].reason is CycleReason.STORE_FAILED
+    run.store.broken, run.store.next_number = None, number  # type: ignore[method-assign]  # as it was
+    asked = len(run.searcher.jobs)
+    run.run(6, until=pushed)
+    assert len(run.searcher.jobs) > asked, "what is pushed was searched for this engine"
 
 
 def test_a_state_without_a_token_budget_is_no_engine_to_tune() -> None:

@@ -128,6 +128,9 @@ class Actor:
             return Verdict(Action.HOLD, verdict.reason, detail="nothing of ours is in force")
         target = setting_of(trial.before) if trial is not None else seen.boot
         why = f"cycle {draft.number}: {verdict.reason.value}"
+        outcome = Outcome.INCONCLUSIVE if verdict.reason is Reason.INCONCLUSIVE_TOO_LONG else Outcome.WORSE
+        if trial is not None:
+            self._book.sentence(trial, sight.checked, outcome)
         if target == seen.boot:
             sent = send(self._port, wire.RevertRequest(actor=self._name, reason=why, block=False))
         else:
@@ -141,7 +144,6 @@ class Actor:
         if trial is None:
             self._over(sight)
         else:
-            outcome = Outcome.INCONCLUSIVE if verdict.reason is Reason.INCONCLUSIVE_TOO_LONG else Outcome.WORSE
             self._book.conclude(trial, sight.checked, outcome, sight.day, sight.wall_s)
             self._book.moved(seen.state.boot_id, seen.now_s)
         return replace(verdict, setting=None)

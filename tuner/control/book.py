@@ -15,6 +15,7 @@ class Book:
         self._memory: Memory | None = None
         self._saved: Memory | None = None
         self.before: tuple[int, Window] | None = None
+        self._sentence: tuple[int, Checked | None, Verdict] | None = None
 
     @property
     def memory(self) -> Memory:
@@ -42,6 +43,19 @@ class Book:
         account = self.memory.account.with_spent(day, self.memory.running_slo_s)
         self.before = None
         self.change(trial=None, account=account, running_slo_s=0.0)
+
+    def sentence(self, trial: Trial, checked: Checked | None, verdict: Verdict) -> None:
+        """The verdict on a trial that is being taken back: should the engine's answer be lost, the verdict is not."""
+        self._sentence = (trial.push_cycle, checked, verdict)
+
+    def drop(self, trial: Trial, day: str, wall_s: float) -> Verdict | None:
+        """A trial that is no longer in force; returns its verdict when it had one."""
+        if self._sentence is None or self._sentence[0] != trial.push_cycle:
+            self.end_trial(day)
+            return None
+        _, checked, verdict = self._sentence
+        self.conclude(trial, checked, verdict, day, wall_s)
+        return verdict
 
     def conclude(self, trial: Trial, checked: Checked | None, verdict: Verdict, day: str, wall_s: float) -> None:
         """A verdict: what was learnt of the setting and of the twin, and whether the setting stays."""

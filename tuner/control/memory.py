@@ -3,6 +3,7 @@
 Instants without another word are seconds on the engine's clock, which only mean something together with its boot id.
 """
 
+from collections.abc import Iterator
 from typing import Annotated
 
 from pydantic import Field, ValidationError
@@ -136,11 +137,22 @@ def recall(store: Store) -> Memory:
         return Memory()
     try:
         memory = Memory.model_validate_json(text)
-        for knobs in (memory.trial and memory.trial.after, memory.trial and memory.trial.before):
-            setting_of(knobs or {"step_tokens": 1})
+        for knobs in _settings(memory):
+            setting_of(knobs)
     except (ValidationError, TypeError):
         return Memory()
     return memory
+
+
+def _settings(memory: Memory) -> Iterator[Knobs]:
+    """Every setting that the loop will want to read again."""
+    for pair in (memory.trial, *memory.tried):
+        if isinstance(pair, Trial):
+            yield from (pair.before, pair.after)
+        elif pair is not None:
+            yield from (pair.before, pair.setting)
+    if memory.kept is not None:
+        yield memory.kept.setting
 
 
 def remember(store: Store, memory: Memory) -> None:

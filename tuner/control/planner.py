@@ -33,13 +33,16 @@ class Planner:
     def __init__(self, searcher: Searcher, book: Book, learner: Learner, options: LoopOptions, clock: Clock) -> None:
         self._desk = SearchDesk(searcher, options)
         self._book, self._learner, self._options, self._clock = book, learner, options, clock
-        self._refused = ""
+        self._refused = self._boot_id = ""
         self._came: Found | None = None
 
     def fit(self, sight: Sighting, draft: Draft) -> None:
         """A refit, when there is no model, when it drifted, or when there are that many more steps than at the last."""
-        if sight.seen.reading.restarted:
+        # By name and not by ``restarted``, which a cycle that ended before this stage would have used up.
+        boot_id = sight.seen.state.boot_id
+        if boot_id != self._boot_id and self._boot_id:
             self._desk.forget()
+        self._boot_id = boot_id
         if sight.standing.trial is not None:
             self._desk.standing = None  # it has been acted on
         learner = self._learner

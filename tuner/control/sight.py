@@ -91,7 +91,11 @@ class Sight:
         try:
             return self._look(reading, draft)
         except InputError:
-            self._window = self._window.fresh()
+            # What was read until now is gone: a request that arrived before has lost those that came with it.
+            now_s = reading.now_s
+            self._window = replace(
+                self._window.fresh(), boot_id=reading.boot_id, now_s=now_s, complete_from_s=now_s, steps_from_s=now_s
+            )
             raise
 
     def _look(self, reading: Reading, draft: Draft) -> Sighting:
@@ -99,7 +103,7 @@ class Sight:
         # A wall clock that is off names another day; a cycle does not end over it.
         now_s, wall_s = self._clock.now_s(), min(max(self._clock.wall_s(), 0.0), LATEST_WALL_S)
         day = schedule.day(wall_s, self._options.zone)
-        standing = self._standing(reading, day, draft)
+        standing = self._standing(reading, day, wall_s, draft)
         self._since_s = self._since(reading, standing)
         self._learn(reading)
         seen = self._seen(reading)
@@ -139,14 +143,17 @@ class Sight:
             now_s=now_s,
         )
 
-    def _standing(self, reading: Reading, day: str, draft: Draft) -> Standing:
+    def _standing(self, reading: Reading, day: str, wall_s: float, draft: Draft) -> Standing:
         standing = stand(reading.state, self._actor, self._book.memory)
         if not self._options.live:
             # Shadow acts on nothing, so nothing is its own: a lease that an earlier run left ends by itself.
             standing = replace(standing, trial=None, kept=None, foreign=False, dropped=self._book.memory.trial)
         if standing.dropped is not None:
-            self._book.end_trial(day)
-            draft.note(f"the push of cycle {standing.dropped.push_cycle} is no longer in force; no verdict")
+            verdict = self._book.drop(standing.dropped, day, wall_s)
+            if verdict is not None:  # our own revert arrived, and only its answer was lost
+                self._book.moved(reading.boot_id, reading.now_s)
+            said = "no verdict" if verdict is None else f"it was {verdict.value}"
+            draft.note(f"the push of cycle {standing.dropped.push_cycle} is no longer in force; {said}")
         if standing.kept is None and standing.trial is None and self._book.memory.kept is not None:
             self._book.change(kept=None)
         return standing
