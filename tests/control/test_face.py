@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from policies.errors import InputError
 from policies.guard import Action, Reason
-from tests.control.cycle_records import hold, push, twin, verify
+from tests.control.cycle_records import hold, proposal, push, twin, verify
 from tuner.clock import ManualClock
 from tuner.config import Config, EngineSection, TokenFile
 from tuner.control import wishes
@@ -157,6 +157,33 @@ def test_counters_add_up_and_signals_that_went_are_0(bare: Rig) -> None:
     assert found["stage_seconds_count", ("fit",)] == 3 and found["stage_seconds_sum", ("fit",)] == pytest.approx(0.15)
     assert found["lost_steps_total", ()] == 7 and found["lost_requests_total", ()] == 2
     assert found["signal", ("queue_growing",)] == 0 and found["signal", ("kv_bound",)] == 1
+
+
+def test_a_verdict_is_counted_once_and_not_in_every_cycle_of_its_trial(bare: Rig) -> None:
+    bare.face.publish(push(1))
+    for number in (2, 3, 4):
+        bare.face.publish(hold(number, Reason.VERIFYING, verify=verify(1, verdict="inconclusive")))
+    assert bare.samples()["verdicts_total", ("inconclusive",)] == 0
+    late = verify(1, verdict="inconclusive")
+    bare.face.publish(hold(5, Reason.INCONCLUSIVE_TOO_LONG, action=Action.REVERT, verify=late))
+    assert bare.samples()["verdicts_total", ("inconclusive",)] == 1
+
+
+def test_what_the_twin_said_stands_until_it_is_asked_again_or_the_engine_is_another(bare: Rig) -> None:
+    bare.face.publish(hold(1, twin=twin(), proposal=proposal()))
+    first = bare.samples()
+    bare.face.publish(hold(2))
+    later = bare.samples()
+    error, shares = (
+        ("twin_error_ratio", ("p95", "ttft")),
+        [("attainment_ratio", (s,)) for s in ("predicted", "proposed")],
+    )
+    assert later[error] == first[error] == pytest.approx(0.06)
+    assert [later[key] for key in shares] == [first[key] for key in shares] == pytest.approx([0.91, 0.97])
+    bare.face.publish(hold(3, in_force={"step_tokens": 512}))
+    assert not set(shares) & set(bare.samples()), "they were about another setting"
+    bare.face.publish(hold(4, boot_id="b2"))
+    assert error not in bare.samples()
 
 
 def test_what_is_not_known_has_no_sample(bare: Rig) -> None:

@@ -74,6 +74,16 @@ def test_fits_are_kept_with_their_intervals(state: StateFile) -> None:
     assert state.fits(1)[0].coefficients == {"floor_s": 0.008, "slope_s_per_token": 4e-5}
 
 
+def test_a_model_that_stays_in_use_is_one_fit_and_outlives_its_cycle(tmp_path: Path) -> None:
+    with StateFile.own(tmp_path, RetentionSection(days=3650, rows=20), ManualClock(wall_s=START_S)) as state:
+        for number in range(1, 41):
+            state.put(hold(number, fit=fit(steps=50 if number < 5 else 400)))
+        assert [(row.number, row.steps) for row in state.fits(9)] == [(5, 400), (1, 50)]
+        while state.prune():
+            pass
+        assert [row.number for row in state.fits(9)] == [5]
+
+
 def test_numbers_ascend_over_restarts_also_when_the_rows_are_gone(tmp_path: Path) -> None:
     with StateFile.own(tmp_path) as first:
         name = first.instance
@@ -267,7 +277,7 @@ def _filled(tmp_path: Path, clock: ManualClock, count: int, **limits: float) -> 
     for number in range(1, count + 1):
         if number % 10 == 0:
             state.note_push(number, "{}")
-        state.put(push(number) if number % 10 == 0 else hold(number))
+        state.put(push(number, fit=fit(steps=number)) if number % 10 == 0 else hold(number))
     return state
 
 

@@ -8,6 +8,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from policies.errors import UnreachableError
+from policies.guard import Action
 from tuner.control import wishes
 from tuner.control.face_view import Glance, View
 from tuner.control.outcome import CycleRecord
@@ -36,7 +37,7 @@ class Series(Collector):
         yield from _counters(seen)
         if seen.record is not None:
             yield from _latest(seen.record, seen.since_s)
-            yield from _believed(seen.record)
+            yield from _believed(seen.record, seen.judged)
             yield from _signals(seen.record, seen.counts.signals)
 
     def _about(self, seen: Glance) -> Iterator[Metric]:
@@ -92,18 +93,18 @@ def _latest(record: CycleRecord, since_s: float) -> Iterator[Metric]:
     yield _gauge("exploration_spent_slo_seconds", "What trials cost today.", record.spent_slo_s)
 
 
-def _believed(record: CycleRecord) -> Iterator[Metric]:
+def _believed(record: CycleRecord, judged: CycleRecord | None) -> Iterator[Metric]:
     if record.fit is not None:
         fit = record.fit
         yield from _maybe("knee_tokens", "Where floor and slope of the step model meet.", fit.knee_tokens)
         yield from _maybe("knee_low_tokens", "Lower end of the knee's interval.", fit.knee_low_tokens)
         yield from _maybe("knee_high_tokens", "Upper end of the knee's interval.", fit.knee_high_tokens)
         yield from _maybe("drift_ratio", "Measured over modelled step time.", fit.drift_ratio)
-    if record.twin is not None:
-        errors = [(_quantile_labels(name), error) for name, error in record.twin.errors.items()]
+    if judged is not None and judged.twin is not None and record.in_force is not None:
+        errors = [(_quantile_labels(name), error) for name, error in judged.twin.errors.items()]
         text = "Twin's prediction over what was observed, minus 1."
         yield _labelled("twin_error_ratio", text, ("quantity", "quantile"), errors)
-    shares = _attainments(record)
+    shares = _attainments(record, judged)
     goodput = _goodputs(record, shares)
     text = "Share of requests that meet every target, measured, predicted for the setting in force, and proposed."
     yield _labelled("attainment_ratio", text, ("source",), (((name,), share) for name, share in shares.items()))
@@ -111,15 +112,20 @@ def _believed(record: CycleRecord) -> Iterator[Metric]:
     yield _labelled("goodput_rps", text, ("source",), (((name,), rate) for name, rate in goodput.items()))
 
 
-def _attainments(record: CycleRecord) -> dict[str, float]:
+def _attainments(record: CycleRecord, judged: CycleRecord | None) -> dict[str, float]:
+    """What was predicted and proposed stands until the setting moves or the twin is held against another window."""
     found: dict[str, float] = {}
-    measured = record.observed.attainment if record.observed else None
-    if measured is not None:
-        found["measured"] = measured
-        if record.twin is not None and record.twin.attainment_error is not None:
-            found["predicted"] = min(max(measured + record.twin.attainment_error, 0.0), 1.0)
-    if record.proposal is not None and record.proposal.attainment_proposed is not None:
-        found["proposed"] = record.proposal.attainment_proposed
+    if record.observed is not None and record.observed.attainment is not None:
+        found["measured"] = record.observed.attainment
+    if judged is None or not (
+        judged is record or (judged.action is Action.HOLD and judged.in_force == record.in_force)
+    ):
+        return found
+    then = judged.observed.attainment if judged.observed else None
+    if then is not None and judged.twin is not None and judged.twin.attainment_error is not None:
+        found["predicted"] = min(max(then + judged.twin.attainment_error, 0.0), 1.0)
+    if judged.proposal is not None and judged.proposal.attainment_proposed is not None:
+        found["proposed"] = judged.proposal.attainment_proposed
     return found
 
 

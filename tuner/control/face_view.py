@@ -4,6 +4,7 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 
+from policies.guard import Action
 from tuner.clock import Clock
 from tuner.control.outcome import CycleReason, CycleRecord, Stage
 
@@ -45,9 +46,14 @@ class Counts:
 
 @dataclass(frozen=True)
 class Glance:
-    """One moment. since_s: seconds since the latest record was published, or since the start without one."""
+    """One moment. since_s: seconds since the latest record was published, or since the start without one.
+
+    judged: the latest record in which the twin was held against this start of the engine; searches are rare, so most
+    cycles have none of their own.
+    """
 
     record: CycleRecord | None
+    judged: CycleRecord | None
     counts: Counts
     since_s: float
     healthy: bool
@@ -62,6 +68,7 @@ class View:
         self._clock = clock
         self._lock = threading.Lock()
         self._record: CycleRecord | None = None
+        self._judged: CycleRecord | None = None
         self._counts = Counts()
         self._at_s = clock.now_s()
 
@@ -69,13 +76,18 @@ class View:
         with self._lock:
             self._counts = _counted(self._counts, record)
             self._record, self._at_s = record, self._clock.now_s()
+            if record.twin is not None:
+                self._judged = record
 
     def glance(self) -> Glance:
         with self._lock:
-            record, counts = self._record, self._counts
+            record, judged, counts = self._record, self._judged, self._counts
             since_s = max(0.0, self._clock.now_s() - self._at_s)
         healthy = since_s <= HEALTHY_CYCLES * self.about.cycle_s + HEALTHY_MORE_S
-        return Glance(record, counts, since_s, healthy, healthy and record is not None and record.reason not in BLIND)
+        if record is None or judged is None or record.boot_id != judged.boot_id:
+            judged = None
+        ready = healthy and record is not None and record.reason not in BLIND
+        return Glance(record, judged, counts, since_s, healthy, ready)
 
 
 def _counted(before: Counts, record: CycleRecord) -> Counts:
@@ -83,7 +95,9 @@ def _counted(before: Counts, record: CycleRecord) -> Counts:
     sums = dict(before.stage_sum_s)
     for stage, took_s in record.took_s.items():
         sums[stage] = sums.get(stage, 0.0) + took_s
-    verdict: Counter[str] = Counter([str(record.verify.verdict)] if record.verify else [])
+    # A trial is looked at in every cycle; its verdict is the look with which it ended.
+    ended = record.verify is not None and (record.verify.verdict == "better" or record.action is Action.REVERT)
+    verdict: Counter[str] = Counter([str(record.verify.verdict)] if record.verify and ended else [])
     return Counts(
         before.outcomes + Counter([(record.action.value, record.reason.value)]),
         before.verdicts + verdict,

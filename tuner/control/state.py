@@ -196,7 +196,8 @@ class StateFile:
                 (greatest - keep.rows, now_s - keep.days * DAY_S, greatest - ALWAYS_ROWS, PRUNE_ROWS),
             ).rowcount
             least = connection.execute("SELECT coalesce(min(number), 0) FROM cycles").fetchone()[0]
-            connection.execute("DELETE FROM fits WHERE number < ?", (least,))
+            # The latest one stays, however long ago it was: it is the model in use.
+            connection.execute("DELETE FROM fits WHERE number < min(?, (SELECT max(number) FROM fits))", (least,))
             connection.execute(
                 "DELETE FROM pushes WHERE number IN (SELECT number FROM pushes WHERE number <= ? OR noted_at_s < ? "
                 "ORDER BY number LIMIT ?)",

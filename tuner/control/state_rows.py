@@ -104,7 +104,13 @@ def _insert_fit(connection: sqlite3.Connection, record: CycleRecord, fit: FitPar
         record.number, record.started_at_s, fit.knee_tokens, fit.knee_low_tokens, fit.knee_high_tokens, fit.steps,
         fit.spread, json.dumps(fit.coefficients),
     )  # fmt: skip
-    connection.execute("INSERT OR REPLACE INTO fits VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+    # Every record names the model that was in use; a row is a refit.
+    latest = "(SELECT max(number) FROM fits WHERE number < ?1)"
+    connection.execute(
+        "INSERT OR REPLACE INTO fits SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8 WHERE NOT EXISTS "
+        f"(SELECT 1 FROM fits WHERE number = {latest} AND knee_tokens IS ?3 AND steps = ?6 AND coefficients = ?8)",
+        row,
+    )
 
 
 def push_row(row: tuple[Any, ...]) -> PushRow:
