@@ -329,6 +329,14 @@ def test_a_value_without_a_place_in_the_protocol_is_an_input_error() -> None:
         push_request(BOOT, BOOT._replace(step_tokens=0), lease_s=30.0, revision=0, actor="a", why="b")
 
 
+def test_a_policy_that_predicts_step_times_never_leaves_without_its_constants() -> None:
+    """Constants of 0 would say that no step ever takes too long."""
+    wanted = BOOT._replace(budget_policy=STEP_TIME_TARGET, budget_target_s=0.03)
+    with pytest.raises(InputError, match="step model"):
+        push_request(BOOT, wanted, lease_s=30.0, revision=0, actor="a", why="b")
+    assert push_request(wanted, wanted, lease_s=30.0, revision=0, actor="a", why="b").budget_policy is None, "a renewal"
+
+
 def test_gap_targets_at_bounds_that_the_engine_does_not_count_are_judged_by_the_longest_gap() -> None:
     slo = Slo(
         (Target("gap", 0.05, 0.99), Target("gap", 0.07, 0.95), Target("ttft", 2.0, 0.99)),

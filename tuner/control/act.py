@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from policies import wire
 from policies.guard import Action, Reason
-from policies.request import Setting
+from policies.request import STEP_TIME_TARGET, Setting
 from policies.verify import Verdict as Outcome
 from tuner.control import wishes
 from tuner.control.book import Book
@@ -127,6 +127,8 @@ class Actor:
         if sight.standing.holder is not Holder.OURS:
             return Verdict(Action.HOLD, verdict.reason, detail="nothing of ours is in force")
         target = setting_of(trial.before) if trial is not None else seen.boot
+        if target.budget_policy == STEP_TIME_TARGET and self._learner.model is None:
+            target = seen.boot  # that policy counts with constants, and there are none
         why = f"cycle {draft.number}: {verdict.reason.value}"
         outcome = Outcome.INCONCLUSIVE if verdict.reason is Reason.INCONCLUSIVE_TOO_LONG else Outcome.WORSE
         if trial is not None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from policies import wire
+from policies.errors import InputError
 from policies.guard import Reason, changes
 from policies.request import FCFS, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
 from policies.step_time import StepModel
@@ -59,8 +60,8 @@ def push_request(
 ) -> wire.PushRequest:
     """The push that turns ``before`` into ``after``; equal settings renew (or claim) the lease.
 
-    model: constants for a budget policy that predicts step times. Raises InputError for a value without a place in
-    the protocol.
+    model: constants for a budget policy that predicts step times. Raises InputError without them, and for a value
+    without a place in the protocol.
     """
     moved = changes(before, after)
     knobs = {name: value for name, value in moved.items() if name in wire.Knobs.model_fields}
@@ -85,12 +86,13 @@ def push_request(
 
 def _budget_policy(after: Setting, model: StepModel | None) -> dict[str, object]:
     if after.budget_policy == STEP_TIME_TARGET:
-        constants = model or StepModel(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        if model is None:
+            raise InputError("step_time_target counts with a step model and none is known; wait for a fit")
         return {
             "kind": "step_time_target",
             "target_s": after.budget_target_s,
             "floor_tokens": after.budget_floor_tokens,
-            "step_model": constants._asdict(),
+            "step_model": model._asdict(),
         }
     if after.budget_policy == PRESSURE:
         return {"kind": "pressure", "tokens": after.pressure_tokens, "prefills": after.pressure_prefills}
