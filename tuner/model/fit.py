@@ -25,7 +25,7 @@ from tuner.model.prior import StepPrior
 from tuner.model.reservoir import stratum_of
 from tuner.model.roofline import FitCode, FitRefused, StepFit
 from tuner.model.samples import FloatArray, StepSamples
-from tuner.model.solver import Problem, Solution, bisquare, solve, spread_of
+from tuner.model.solver import Problem, Solution, bisquare, robust_order, solve, spread_of
 from tuner.model.start import starting_point_of, starting_points
 
 MIN_STEPS = 40
@@ -151,14 +151,14 @@ def _anchor(columns: Columns, problem: Problem, start: StepModel | None) -> Floa
     rows = slice(None, None, max(1, len(columns.samples) // _ROUGH_ROWS))
     rough = problem.rows(rows)
     few = [starting_point_of(columns, start)] if start else starting_points(columns, rough, rows)
-    scored = []
-    for place, theta in enumerate(few):
+    solved = []
+    for theta in few:
         free = theta
         for _ in range(2):
             spread = spread_of(rough.residual(free, _MIDDLE)[0])
             free = solve(rough, free, _MIDDLE, spread, 8).free
-        scored.append((spread_of(rough.residual(free, _MIDDLE)[0]), place, free))
-    _, _, free = min(scored, key=lambda item: item[:2])
+        solved.append(free)
+    free = solved[robust_order([rough.residual(free, _MIDDLE)[0] for free in solved])[0]]
     for _ in range(2):
         free = solve(problem, free, _MIDDLE, spread_of(problem.residual(free, _MIDDLE)[0]), 4).free
     return free

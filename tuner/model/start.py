@@ -5,27 +5,28 @@ import numpy as np
 from policies.step_time import StepModel
 from tuner.model.columns import Columns
 from tuner.model.samples import FloatArray
-from tuner.model.solver import Problem, spread_of
+from tuner.model.solver import Problem, robust_order
 
 _TRIAL_KNEES = 7
 _ROUNDS = 4
 
 
-def starting_points(columns: Columns, problem: Problem, rows: slice, keep: int = 2) -> list[FloatArray]:
+def starting_points(columns: Columns, problem: Problem, rows: slice, keep: int = 3) -> list[FloatArray]:
     """The ``keep`` best coefficient vectors (solver's units) among trial knees between the seen token counts.
 
+    Different ones: neighbouring knees that part the steps alike lead to the same line.
     rows: the rows of the samples that ``problem`` holds.
     """
     tokens = columns.samples.computed_tokens[rows]
     low, high = float(tokens.min()), float(tokens.max())
     knees = np.exp(np.linspace(np.log(low), np.log(high), _TRIAL_KNEES + 2))[1:]
-    scored: list[tuple[float, int, FloatArray]] = []
+    found: list[FloatArray] = []
     for knee in knees:
         theta = _linear(problem, tokens < knee)
-        residual, _ = problem.residual(theta, 0.0)
-        scored.append((spread_of(residual), len(scored), theta))
-    scored.sort(key=lambda item: item[:2])
-    return [theta for _, _, theta in scored[:keep]]
+        if not any(np.allclose(theta, other, rtol=1e-3, atol=1e-6) for other in found):
+            found.append(theta)
+    best = robust_order([problem.residual(theta, 0.0)[0] for theta in found])
+    return [found[place] for place in best[:keep]]
 
 
 def starting_point_of(columns: Columns, model: StepModel) -> FloatArray:
