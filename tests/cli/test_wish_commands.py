@@ -142,6 +142,20 @@ def test_without_a_controller_a_configuration_is_enough(
         assert not wishes.blocked(state) and wishes.pending(state) == (None, None)
 
 
+def test_a_resume_after_a_revert_that_still_waits_is_done_after_it(
+    tmp_path: Path, token: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise the next controller would block the engine last, against what the operator said last."""
+    assert rooftune("revert", "--state", tmp_path / "s") == 1  # nobody is there to do it
+    with scripted(message(TAKEN)) as engine:
+        config = tmp_path / "c.yaml"
+        config.write_text(f"engine: {{url: '{engine.url}', token_file: token}}\nstate: s\n")
+        assert rooftune("resume", "--config", config) == 0
+    with StateFile.visit(tmp_path / "s") as state:
+        revert, resume = wishes.pending(state)
+        assert revert is not None and resume is not None and not wishes.blocked(state)
+
+
 @pytest.mark.parametrize(
     ("script", "code", "said"),
     [
@@ -184,6 +198,14 @@ def test_all_of_it_over_http(running: StateFile, face: Face, token: Path, capsys
     assert "runs, reads its engine" in said and "knee" in said and "200 tokens (180 to 230)" in said
     assert rooftune("status", "--face", url, "--json") == 0
     assert json.loads(capsys.readouterr().out)["last"]["number"] == 3
+
+
+def test_the_status_over_http_when_the_wishes_cannot_be_read(
+    running: StateFile, face: Face, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running.keep(wishes.KEY, "{")
+    assert rooftune("status", "--face", f"http://127.0.0.1:{face.port}") == 0
+    assert "wishes in the state file cannot be read" in capsys.readouterr().out
 
 
 def test_without_the_token_and_at_a_wrong_address(face: Face, capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,8 +57,10 @@ def _from_folder(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _lines(document: dict[str, Any]) -> list[str]:
+    found = document.get("wishes") or {}
+    unread = found.get("error") if isinstance(found, dict) else None  # the controller cannot read them either
     try:
-        asked = Wishes.model_validate_json(json.dumps(document.get("wishes") or {}))
+        asked = Wishes.model_validate_json(json.dumps({} if unread else found))
         last = document.get("last")
         record = None if last is None else CycleRecord.model_validate_json(json.dumps(last))
     except ValidationError:
@@ -66,6 +68,7 @@ def _lines(document: dict[str, Any]) -> list[str]:
     since_s = document.get("since_cycle_s")
     rows = [("controller", _who(document))]
     rows += [(word, _wish(wish)) for word, wish in (("paused", asked.paused), ("blocked", asked.blocked)) if wish]
+    rows += [("wishes", str(unread))] if unread else []
     if record is None:
         rows.append(("cycle", "none has been written down yet"))
     else:

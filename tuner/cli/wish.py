@@ -62,9 +62,15 @@ class Desk:
             return act(state, actor(), reason, self.clock.wall_s())
 
     def note_done(self, wish: Wish) -> None:
-        """The wish was done straight at the engine: the next controller need not do it again."""
+        """The wish was done straight at the engine: the next controller need not do it again.
+
+        Unless an earlier revert still waits for that controller: it blocks the engine, and what ends the block must
+        come after it.
+        """
         with StateFile.visit(self.folder, self.clock) as state:
-            wishes.done(state, wish)
+            revert, _ = wishes.pending(state)
+            if revert is None or revert.id == wish.id:
+                wishes.done(state, wish)
 
     def wait_done(self, wish: Wish, wait_s: float) -> bool:
         """Whether the controller did it within ``wait_s`` seconds."""
