@@ -18,7 +18,7 @@ from policies.targets import Condition, Override, Slo, Target
 from tests.control.doubles import MemoryStore
 from tests.control.live import Traffic as LiveTraffic
 from tuner.control.canonical import canonical
-from tuner.control.effects import near, proven, refuted, without_effect
+from tuner.control.effects import near, proven, refuted, still_told, without_effect
 from tuner.control.exploration import Account, measured_cost_slo_s, predicted_cost_slo_s
 from tuner.control.figures import judgeable
 from tuner.control.matched import Side, compare, overdue
@@ -215,6 +215,13 @@ def test_a_setting_that_was_tried_in_vain_is_not_tried_again_under_like_traffic(
     assert not refuted(wanted, [tried()], RUSH)
     assert not refuted(BOOT._replace(step_tokens=1024), [tried()], CALM)
     assert not refuted(wanted, [tried(), tried("better")], CALM), "the latest counts"
+
+
+def test_a_trial_that_nobody_could_judge_stands_in_the_way_for_a_day_and_a_loss_for_good() -> None:
+    wanted = BOOT._replace(step_tokens=520)
+    for verdict, days, stands in (("inconclusive", 0.9, True), ("inconclusive", 1.1, False), ("worse", 400.0, True)):
+        assert refuted(wanted, still_told([tried(verdict)], days * 86_400.0), CALM) is stands
+    assert len(still_told([tried("inconclusive")], -1e9)) == 0, "a clock that was set back does not make it last"
 
 
 def test_a_proven_setting_comes_back_for_its_traffic_and_its_start() -> None:

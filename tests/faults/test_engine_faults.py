@@ -161,6 +161,9 @@ def test_a_revert_whose_answer_was_lost_keeps_its_verdict() -> None:
     memory = Memory.model_validate_json(run.store.values[KEY])
     assert [one.verdict for one in memory.tried] == ["inconclusive"] and memory.trial is None
     assert len(run.port.moving) == 1 and CycleReason.NULL_RESULT in [record.reason for record in run.records]
+    run.clock.jump(90_000.0)
+    run.run(8, until=pushed)
+    assert pushed(run.records[-1]), "a day later it is worth another trial"
 
 
 # --- refusals ----------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ from tuner.control.traffic import alike
 SAME_RATIO = 1.1
 # After so many trials that moved one knob alone and changed nothing beyond noise, it is taken for one without effect.
 NO_EFFECT_TRIALS = 2
+# A trial that nobody could judge says little of its setting: after so long it may be tried again.
+INCONCLUSIVE_S = 86_400.0
 
 
 def near(one: Setting, other: Setting) -> bool:
@@ -22,6 +24,12 @@ def near(one: Setting, other: Setting) -> bool:
         if name not in RATIO_KNOBS or min(a, b) <= 0 or max(a, b) > SAME_RATIO * min(a, b):
             return False
     return True
+
+
+def still_told(tried: Iterable[Tried], wall_s: float) -> tuple[Tried, ...]:
+    """Those that still speak for or against a new trial; a clock that jumped makes an inconclusive one old."""
+    old = Verdict.INCONCLUSIVE.value
+    return tuple(one for one in tried if one.verdict != old or abs(wall_s - one.wall_s) <= INCONCLUSIVE_S)
 
 
 def refuted(setting: Setting, tried: Iterable[Tried], traffic: Traffic | None) -> bool:

@@ -4,7 +4,7 @@ from policies.guard import Reason
 from tuner.clock import Clock
 from tuner.control.book import Book
 from tuner.control.draft import Draft
-from tuner.control.effects import without_effect
+from tuner.control.effects import still_told, without_effect
 from tuner.control.fit_stage import Learner
 from tuner.control.options import LoopOptions
 from tuner.control.outcome import CycleReason
@@ -57,7 +57,7 @@ class Planner:
 
     def harvest(self, sight: Sighting, draft: Draft) -> None:
         """The child's answer, when it is there: how good the twin is, and what it proposes."""
-        self._came = self._desk.harvest(sight.seen, self._book.memory.tried)
+        self._came = self._desk.harvest(sight.seen, still_told(self._book.memory.tried, sight.wall_s))
         if self._came is not None:
             draft.put(twin=self._came.twin, proposal=self._came.part)
             draft.note(self._came.detail)
