@@ -1,6 +1,8 @@
 """``rooftune run``: what is refused before anything is touched, and one whole cycle at an engine that is not there."""
 
+import errno
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import tuner.cli.run
 from tests.cli.controller import rooftune
 from tuner.clock import ManualClock
 from tuner.config import Config, json_schema
+from tuner.control.state import StateFile
 from tuner.control.state_lock import FolderLock
 
 NOBODY = "http://127.0.0.1:9"  # the discard port: nothing listens there
@@ -112,3 +115,17 @@ def test_the_second_controller_on_a_folder_exits_with_1(tmp_path: Path, capsys: 
     line = _refused(capsys, "--engine", NOBODY, "--once", "--state", "s", "--listen", "127.0.0.1:0", code=1)
     assert "is held by a controller (pid" in line and "--state" in line
     lock.release()
+
+
+def test_a_controller_outlives_whoever_reads_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The terminal is gone, or the file that it writes to is on a full disk: the cycles go on."""
+    for error in (BrokenPipeError(), OSError(errno.ENOSPC, "No space left on device")):
+
+        def fails(text: str, error: OSError = error) -> int:
+            raise error
+
+        monkeypatch.setattr(sys.stdout, "write", fails)
+        folder = f"s-{error.errno}"
+        assert rooftune("run", "--engine", NOBODY, "--once", "--listen", "127.0.0.1:0", "--state", folder) == 0
+        with StateFile.visit(tmp_path / folder) as state:
+            assert [record.number for record in state.last(5)] == [1]

@@ -1,6 +1,7 @@
 """``rooftune run``: the controller. Shadow mode watches and proposes; live mode pushes under the guard."""
 
 import argparse
+from contextlib import suppress
 from pathlib import Path
 
 from policies.commands import Command
@@ -68,8 +69,9 @@ def read(arguments: argparse.Namespace) -> Config:
 
 
 def tell(line: str) -> None:
-    """Progress for the one who watches the terminal."""
-    print(line, flush=True)
+    """Progress for the one who watches the terminal. Nobody may, and the disk that it goes to may be full."""
+    with suppress(OSError):
+        print(line, flush=True)
 
 
 def _report(text: str) -> Path:
