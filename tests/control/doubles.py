@@ -139,6 +139,10 @@ class MemoryStore:
         self._check()
         self.values[key] = value
 
+    def change(self, key: str, make: Callable[[str | None], str]) -> None:
+        self._check()
+        self.values[key] = make(self.values.get(key))
+
 
 SLO = Slo((Target("ttft", 3.0, 0.99), Target("longest_gap", 0.3, 0.99)))
 BOLD = GuardLimits(largest_ratio=64.0, dwell_s=0.0, min_shadow_s=0.0, max_inconclusive_s=240.0)

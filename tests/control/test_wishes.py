@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -76,3 +77,23 @@ def test_wishes_that_cannot_be_read_are_not_the_absence_of_any(state: StateFile)
     assert wishes.paused(state) and wishes.blocked(state)
     wishes.resume(state, "me", "x", 2.0)
     assert not wishes.paused(state)
+
+
+def test_two_who_ask_at_once_both_get_what_they_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pause over HTTP while somebody types a revert: whoever writes second does not undo the first."""
+    with StateFile.own(tmp_path) as state, StateFile.visit(tmp_path) as other:
+        known = wishes._parsed
+        threads: list[Thread] = []
+
+        def while_it_is_read(text: str | None) -> wishes.Wishes | None:
+            if not threads:
+                threads.append(Thread(target=wishes.ask_revert, args=(other, "ann", "now", 1.0)))
+                threads[0].start()
+                threads[0].join(0.3)  # it must wait for the writer that is at it
+            return known(text)
+
+        monkeypatch.setattr(wishes, "_parsed", while_it_is_read)
+        wishes.pause(state, "bob", "lunch", 1.0)
+        threads[0].join()
+        asked = wishes.read(state)
+        assert asked.paused is not None and asked.blocked is not None and asked.revert is not None

@@ -3,6 +3,7 @@
 The port is ``tuner.ports.base.Port``, the clock ``tuner.clock.Clock``.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 from tuner.control.job import Answer, Job
@@ -58,3 +59,7 @@ class Store(Protocol):
         ...
 
     def keep(self, key: str, value: str) -> None: ...
+
+    def change(self, key: str, make: Callable[[str | None], str]) -> None:
+        """keep(key, make(value(key))) with no writer in between. What ``make`` raises leaves the value as it was."""
+        ...

@@ -7,7 +7,7 @@ while the controller runs. Studies live in a file of their own beside it (docs/d
 import json
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -155,6 +155,12 @@ class StateFile:
 
     def keep(self, key: str, value: str) -> None:
         with self._writing() as connection:
+            connection.execute("INSERT OR REPLACE INTO kept VALUES (?, ?)", (key, value))
+
+    def change(self, key: str, make: Callable[[str | None], str]) -> None:
+        with self._writing() as connection:
+            row = connection.execute("SELECT value FROM kept WHERE key = ?", (key,)).fetchone()
+            value = make(None if row is None else str(row[0]))
             connection.execute("INSERT OR REPLACE INTO kept VALUES (?, ?)", (key, value))
 
     # --- for people ------------------------------------------------------------------------------

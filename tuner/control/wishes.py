@@ -39,14 +39,11 @@ class Wishes(Part):
 
 def read(store: Store) -> Wishes:
     """All wishes. Raises StoreError when they cannot be read: unknown is not "not paused"."""
-    text = store.value(KEY)
-    if text is None:
-        return Wishes()
-    try:
-        return Wishes.model_validate_json(text)
-    except ValidationError:
+    found = _parsed(store.value(KEY))
+    if found is None:
         message = "the wishes in the state file cannot be read; write them anew with rooftune pause or resume"
-        raise StoreError(StoreFault.DAMAGED, message) from None
+        raise StoreError(StoreFault.DAMAGED, message)
+    return found
 
 
 def paused(store: Store) -> bool:
@@ -62,21 +59,21 @@ def blocked(store: Store) -> bool:
 def pause(store: Store, actor: str, reason: str, at_s: float) -> Wish:
     """No push until a resume; what is in force stays under its lease as long as the loop renews it."""
     wish = _wish(actor, reason, at_s)
-    _write(store, _known(store).model_copy(update={"paused": wish}))
+    _change(store, paused=wish)
     return wish
 
 
 def ask_revert(store: Store, actor: str, reason: str, at_s: float) -> Wish:
     """The engine back to its boot setting in the next cycle, and no push until a resume."""
     wish = _wish(actor, reason, at_s)
-    _write(store, _known(store).model_copy(update={"blocked": wish, "revert": wish, "resume": None}))
+    _change(store, blocked=wish, revert=wish, resume=None)
     return wish
 
 
 def resume(store: Store, actor: str, reason: str, at_s: float) -> Wish:
     """Pushes are allowed again: ends a pause and a block. A revert that is not done yet is still done first."""
     wish = _wish(actor, reason, at_s)
-    _write(store, _known(store).model_copy(update={"paused": None, "blocked": None, "resume": wish}))
+    _change(store, paused=None, blocked=None, resume=wish)
     return wish
 
 
@@ -90,7 +87,7 @@ def pending(store: Store) -> tuple[Wish | None, Wish | None]:
 
 def done(store: Store, wish: Wish) -> None:
     """The loop did it at the engine. Kept apart from the wishes, so that a new wish is never overwritten."""
-    store.keep(DONE_KEY, " ".join([*_done_ids(store)[-3:], wish.id]))
+    store.change(DONE_KEY, lambda text: " ".join([*(text or "").split()[-3:], wish.id]))
 
 
 def is_done(store: Store, wish: Wish) -> bool:
@@ -108,18 +105,26 @@ def _wish(actor: str, reason: str, at_s: float) -> Wish:
     return Wish(id=secrets.token_hex(8), actor=actor[:200], reason=reason[:500], at_s=at_s)
 
 
-def _known(store: Store) -> Wishes:
-    """What is there to be changed; what cannot be read counts as paused, which only a resume ends."""
+def _parsed(text: str | None) -> Wishes | None:
+    """None for what cannot be read."""
     try:
-        return read(store)
-    except StoreError as error:
-        if error.fault is not StoreFault.DAMAGED or store.value(KEY) is None:
-            raise
-        return Wishes(paused=Wish(id="damaged", actor="rooftune", reason="unreadable wishes", at_s=0.0))
+        return Wishes() if text is None else Wishes.model_validate_json(text)
+    except ValidationError:
+        return None
 
 
-def _write(store: Store, wishes: Wishes) -> None:
-    store.keep(KEY, wishes.model_dump_json())
+def _change(store: Store, **changes: Wish | None) -> None:
+    """In one go, so that two people who ask at once both get what they asked for.
+
+    What is there and cannot be read counts as paused, which only a resume ends.
+    """
+
+    def make(text: str | None) -> str:
+        unreadable = Wish(id="damaged", actor="rooftune", reason="unreadable wishes", at_s=0.0)
+        known = _parsed(text) or Wishes(paused=unreadable)
+        return known.model_copy(update=changes).model_dump_json()
+
+    store.change(KEY, make)
 
 
 def _done_ids(store: Store) -> list[str]:
