@@ -114,6 +114,29 @@ def test_a_known_traffic_brings_its_setting_back_at_once(better: Rig) -> None:
     assert "before" in run.records[-1].detail
 
 
+@pytest.mark.parametrize(("told", "kv_used", "asks"), [(True, 0.95, True), (False, 0.5, True), (False, 0.95, False)])
+def test_no_twin_is_asked_about_a_pool_that_fills_and_whose_size_nobody_tells(
+    told: bool, kv_used: float, asks: bool
+) -> None:
+    run = rig(proposes(verdict="keep"), options=options(search_requests=20))
+    state, steps = run.engine.running.tuning_state, run.port.steps_after
+
+    def silent() -> wire.State:
+        seen = state()
+        envelope = seen.envelope if told else seen.envelope.model_copy(update={"kv_blocks": None})
+        return seen.model_copy(update={"envelope": envelope})
+
+    def filled(after: int) -> wire.StepColumns:
+        page = steps(after)
+        return page.model_copy(update={"kv_used": tuple(kv_used for _ in page.step)})
+
+    run.engine.running.tuning_state = silent  # type: ignore[method-assign]  # an engine that does not tell
+    run.port.steps_after = filled  # type: ignore[method-assign]  # as above
+    run.run(3)
+    assert bool(run.searcher.jobs) is asks
+    assert (run.records[-1].reason is Reason.KV_BOUND) is not asks
+
+
 # --- bad proposals -----------------------------------------------------------------------------
 
 

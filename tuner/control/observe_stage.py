@@ -24,6 +24,8 @@ from tuner.observe.window import Window
 
 # Beyond this share of aborted requests (and so many of them) a window says more of its callers than of the engine.
 STORM_SHARE, STORM_LEAST = 0.25, 10
+# From here on a pool of a size that nobody knows may hold requests back: a twin without its size would not.
+POOL_TIGHT = 0.9
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +101,14 @@ class Seen:
         """The budget that the steps under this setting show to be in force, when it is not the one that is set."""
         steps = self.window.steps.select(self.window.steps.start_s >= self.from_s)
         return observed_ceiling_tokens(steps, self.state)
+
+    @cached_property
+    def hidden_pool_fills(self) -> bool:
+        """Whether the engine keeps its KV pool's size to itself while its steps show that the pool limits them."""
+        if self.state.envelope.kv_blocks:
+            return False
+        steps = self.window.steps.select(self.window.steps.start_s >= self.from_s)
+        return bool((steps.kv_used >= POOL_TIGHT).any() or steps.preemptions.any())
 
     @property
     def abort_storm(self) -> bool:

@@ -111,6 +111,8 @@ class Planner:
             return Reason.VERIFYING
         if sight.freeze is not None:
             return sight.freeze
+        if seen.hidden_pool_fills:
+            return Reason.KV_BOUND
         if len(seen.demand) < self._options.search_requests:
             return CycleReason.TOO_LITTLE_DATA
         return CycleReason.NO_TARGETS_MISSED if self._healthy(sight) else None
