@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from tests.control.doubles import proposes, rig
 from tuner.clock import ManualClock
 from tuner.config import Config, load_config
 from tuner.control.assemble import Stop, run_controller, turn
+from tuner.control.decide_stage import Verdict
+from tuner.control.draft import Draft
 from tuner.control.live_report import report_of
+from tuner.control.loop import Controller
 from tuner.control.outcome import CycleReason
 from tuner.control.state import StateFile
 from tuner.control.told import line_of
@@ -68,18 +72,50 @@ def test_a_state_folder_has_one_controller(tmp_path: Path) -> None:
         run_controller(made, clock=ManualClock(), cycles=1, tell=print)
 
 
-def test_who_is_asked_to_stop_finishes_its_cycle_and_makes_no_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGHUP])
+def test_who_is_asked_to_stop_finishes_its_cycle_and_makes_no_other(tmp_path: Path, kind: signal.Signals) -> None:
     stop = Stop()
 
     def tell(line: str) -> None:
         if line.startswith("cycle"):
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), kind)
 
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(kind)
     assert run_controller(config(tmp_path), clock=ManualClock(), cycles=50, tell=tell, stop=stop) == 0
     with StateFile.visit(tmp_path / "state") as store:
         assert [record.number for record in store.last(10)] == [1]
-    assert stop and signal.getsignal(signal.SIGTERM) is before, "handlers are put back"
+    assert stop and signal.getsignal(kind) is before, "handlers are put back"
+
+
+def test_a_terminal_that_closes_is_not_minded_under_nohup(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        kill = partial(os.kill, os.getpid(), signal.SIGHUP)
+        assert run_controller(config(tmp_path), clock=ManualClock(), cycles=3, tell=lambda line: kill()) == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with StateFile.visit(tmp_path / "state") as store:
+        assert len(store.last(10)) == 3
+
+
+def test_a_defect_ends_the_controller_and_still_gives_the_lease_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: list[str] = []
+
+    def stop(self: Controller) -> str:
+        stopped.append("stop")
+        return "given back"
+
+    def defect(self: Controller, draft: Draft) -> Verdict:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Controller, "stop", stop)
+    monkeypatch.setattr(Controller, "_run", defect)
+    with pytest.raises(ZeroDivisionError):
+        run_controller(config(tmp_path, mode="live"), clock=ManualClock(), cycles=3, tell=lambda line: None)
+    assert stopped == ["stop"]
 
 
 def test_a_cycle_that_took_too_long_is_followed_at_once_and_none_is_made_up_for() -> None:

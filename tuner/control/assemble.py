@@ -26,7 +26,7 @@ Tell = Callable[[str], None]
 
 
 class Stop:
-    """Set by SIGTERM or SIGINT: the cycle that runs is finished, then the loop ends. A second one ends it at once."""
+    """Set by a signal: the cycle that runs is finished, then the loop ends. A second one ends it at once."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()
@@ -47,11 +47,16 @@ class Stop:
 
 @contextmanager
 def on_signals(stop: Stop) -> Iterator[None]:
-    """SIGTERM and SIGINT ask for the end while inside; handlers are put back afterwards. Main thread only."""
+    """SIGTERM, SIGINT and a terminal that closes (unless nohup said not to mind) ask for the end while inside.
+
+    Handlers are put back afterwards. Main thread only.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGINT)}
+    before = {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    if before[signal.SIGHUP] is signal.SIG_IGN:
+        del before[signal.SIGHUP]
 
     def handle(kind: int, frame: FrameType | None) -> None:
         if stop:
@@ -120,9 +125,11 @@ def run_controller(
             publish=face.publish,
             after_stage=after_stage,
         )
-        records = turn(controller, config.cadence.cycle_s, hands, cycles, asked, tell)
-        said = controller.stop()
-        face.say("stop", said)
+        try:
+            records = turn(controller, config.cadence.cycle_s, hands, cycles, asked, tell)
+        finally:  # also after a defect of ours: nothing is to hold that nobody watches
+            said = controller.stop()
+            face.say("stop", said)
         tell(f"stopped: {said}")
         if report is not None:
             tell(f"report: {write_report(report, store, records, engine.shown_name)}")
