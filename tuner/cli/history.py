@@ -86,7 +86,7 @@ def _cycle_row(run: Sequence[CycleRecord]) -> tuple[str, ...]:
 
 def _pushes(pushes: Sequence[PushRow]) -> list[str]:
     if not pushes:
-        return ["no pushes"]
+        return ["no pushes in these cycles"]
     head = ("push", "at", "predicted", "observed", "+/-", "verdict", "setting")
     rows = [
         (
