@@ -86,6 +86,25 @@ def test_a_record_that_is_lost_is_told_of_and_the_trial_still_known() -> None:
     assert run.records[-1].verify is not None and run.records[-1].verify.push_cycle == number
 
 
+def test_a_cycle_without_a_number_is_not_written_over_another() -> None:
+    """The file is locked when a new controller takes its first number, and free again when the cycle ends."""
+    store = MemoryStore()
+    first = rig(proposes(step_tokens=512), options=QUICK, store=store)
+    first.run(3)
+    number = store.next_number
+
+    def locked() -> int:
+        raise StoreError(StoreFault.LOCKED, "locked on purpose")
+
+    store.next_number = locked  # type: ignore[method-assign]  # scripted
+    again = first.again()
+    again.run(1)
+    assert again.records[-1].reason is CycleReason.STORE_FAILED
+    store.next_number = number  # type: ignore[method-assign]  # as it was
+    again.run(1)
+    assert [record.number for record in store.records] == [1, 2, 3, 4]
+
+
 @pytest.mark.slow
 def test_a_memory_of_another_version_is_begun_anew() -> None:
     run = rig(proposes(step_tokens=512), options=QUICK)

@@ -19,7 +19,10 @@ def nothing_after(stage: Stage) -> None:
 
 @dataclass
 class Draft:
-    """parts: fields of ``CycleRecord`` known so far. after_stage: called at the end of each stage, for tests."""
+    """parts: fields of ``CycleRecord`` known so far. after_stage: called at the end of each stage, for tests.
+
+    numbered: whether the store gave the number; a guessed one may belong to another cycle's record.
+    """
 
     clock: Clock
     number: int
@@ -27,6 +30,7 @@ class Draft:
     engine: str
     after_stage: AfterStage
     started_at_s: float = 0.0
+    numbered: bool = False
     took_s: dict[Stage, float] = field(default_factory=dict)
     parts: dict[str, Any] = field(default_factory=dict)
     details: list[str] = field(default_factory=list)

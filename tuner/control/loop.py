@@ -65,6 +65,7 @@ class Controller:
         try:
             # Without a number nothing can be written down, so nothing is done either.
             draft.number = self._number = self._store.next_number()
+            draft.numbered = True
             end = self._run(draft)
         except PortError as error:
             end = Verdict(Action.HOLD, fault_reason(error), detail=str(error))
@@ -105,7 +106,8 @@ class Controller:
         record = draft.record(end)
         try:
             self._book.save()
-            self._store.put(record)
+            if draft.numbered:
+                self._store.put(record)
         except StoreError as error:
             draft.note(f"not written down: {one_line(str(error))}")
             record = draft.record(end)
