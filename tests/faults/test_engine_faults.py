@@ -324,6 +324,21 @@ def test_a_search_about_the_engine_before_is_dropped_even_when_its_restart_went_
     assert len(run.searcher.jobs) > asked, "what is pushed was searched for this engine"
 
 
+def test_steps_of_two_starts_are_never_mixed_even_when_the_restart_made_no_sense_at_first() -> None:
+    run = rig(proposes(verdict="keep"), options=QUICK)
+    run.run(6)
+    before = len(run.controller._sight._learner.samples())
+    run.engine.start()
+    whole = run.engine.running.tuning_state()
+    nameless = whole.model_copy(update={"knobs": tuple(k for k in whole.knobs if k.name != "step_tokens")})
+    run.port.script = lambda name: nameless if name == "state" else None
+    run.run(1)
+    assert run.records[-1].reason is CycleReason.GARBAGE
+    run.port.script = None
+    run.run(1)
+    assert 0 < len(run.controller._sight._learner.samples()) < before / 2
+
+
 def test_a_state_without_a_token_budget_is_no_engine_to_tune() -> None:
     run = rig(proposes(step_tokens=512), options=QUICK)
     whole = run.engine.running.tuning_state()

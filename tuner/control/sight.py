@@ -82,6 +82,7 @@ class Sight:
         self._before: Seen | None = None
         self._since_s = -math.inf
         self._looked_s: float | None = None
+        self._learnt_from = ""
         self._alarm: tuple[str, float] = ("", -math.inf)
 
     def look(self, draft: Draft) -> Sighting:
@@ -172,8 +173,10 @@ class Sight:
         return self._window.reign(state.revision)[0] if state.revision > 0 else -math.inf
 
     def _learn(self, reading: Reading) -> None:
-        if reading.restarted:
+        # By name and not by ``restarted``: a reading that made no sense may have used that up.
+        if self._learnt_from not in ("", reading.boot_id):
             self._learner.restart()
+        self._learnt_from = reading.boot_id
         self._learner.recall(self._store, reading.state.model)
         self._learner.take(reading.steps)
 
