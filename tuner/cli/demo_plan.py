@@ -72,8 +72,8 @@ class Bounds:
 
 
 def bounds_of(rows: RequestRows) -> Bounds:
-    """From what requests got at the default. A stream may stall as long as lies halfway, in ratio, between the longest gap
-    of those who met no document and that of those who did. Raises RefusedError without enough of them."""
+    """From what requests got at the default. A stream may stall as long as lies halfway, in ratio, between the longest
+    gap of those who met no document and that of those who did. Raises RefusedError without enough of them."""
     done = rows.select((rows.ended == FINISHED) & np.isfinite(rows.ttft_s) & (rows.gap_count > 0))
     if len(done) < WATCH_REQUESTS // 2:
         raise RefusedError(
