@@ -119,6 +119,11 @@ def test_the_second_half_counts_and_the_best_is_chosen_in_the_other_repeat() -> 
     assert found["attainment_tuned"].value == pytest.approx(7 / 8)
     # The better of each repeat is the second cell, worth 0.7 and 0.9 in the other.
     assert found["share_of_best_sweep"].value == pytest.approx(7 / 8 / 0.8)
+    assert found["share_of_luckiest_cell"].value == pytest.approx(7 / 8 / 0.8)
+    lucky = {figure.name: figure.value for figure in figures(swept(((0.9, 0.5), (0.4, 0.8))), tuned(good))}
+    # Chosen in one repeat and valued in the other: 0.4 and 0.5; by their means 0.65 is the better cell.
+    assert lucky["share_of_best_sweep"] == pytest.approx(7 / 8 / 0.45)
+    assert lucky["share_of_luckiest_cell"] == pytest.approx(7 / 8 / 0.65)
     assert found["ratio_to_default"].value == pytest.approx(7 / 4)
     assert found["ratio_to_default_low"].value <= 7 / 4 <= found["ratio_to_default_high"].value
     assert found["killed_with_budget"].value == 128 and found["boot_setting_returned_s"].baseline == 12.0
