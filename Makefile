@@ -52,7 +52,7 @@ test:
 	@.ci/stage "setup" $(MAKE) --no-print-directory dev-env
 	@.ci/stage "lint" $(MAKE) --no-print-directory lint
 	@.ci/stage "types" $(MAKE) --no-print-directory types
-	@.ci/stage "fast tests" $(MAKE) --no-print-directory fast-tests
+	@.ci/stage "fast tests" env ROOFTUNE_EXAMPLES=full $(MAKE) --no-print-directory fast-tests
 	@.ci/stage "engine env" $(MAKE) --no-print-directory engine-env
 	@.ci/stage "engine tests" $(MAKE) --no-print-directory engine-tests
 	@.ci/stage "vLLM env" $(MAKE) --no-print-directory vllm-env

@@ -15,9 +15,11 @@ _SHARED_WORDS = ("shared/data", "shared_data")
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
-# No deadline: the machines that run this are busy, and time is not what a property is about.
-settings.register_profile("default", deadline=None, print_blob=True)
-settings.load_profile("default")
+# No deadline: the machines that run this are busy, and time is not what a property is about. `make check` tries fewer
+# examples than `make test`.
+settings.register_profile("quick", deadline=None, print_blob=True, max_examples=30)
+settings.register_profile("full", deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("ROOFTUNE_EXAMPLES", "quick"))
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,7 @@ def test_every_quantile_is_within_five_percent(shared_data: Path) -> None:
     assert figures["preemptions"] > 100
 
 
+@pytest.mark.slow
 def test_a_pool_that_forgets_contents_is_far_off(shared_data: Path, cost: StepCost) -> None:
     run = read_run()
     forgetful = replace(run, engine=replace(run.engine, boot=run.engine.boot._replace(contents=0)))

@@ -47,6 +47,7 @@ def test_steps_become_a_model_that_loads(steps: str, tmp_path: Path, capsys: pyt
     assert (tmp_path / "model.svg").read_text() == picture
 
 
+@pytest.mark.slow
 def test_json_says_what_is_not_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "low.csv"
     write_steps(path, make_steps(TRUTH, seed=0, tokens=(1, 100)))
@@ -83,6 +84,7 @@ def test_refusals_are_one_line_with_the_right_code(
     assert named in error and error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_layer_profile_becomes_tables_that_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "model.json"
     folder = str(write_profile(tmp_path))
@@ -113,6 +115,7 @@ def test_profile_flags_that_make_no_sense(words: list[str], named: str, capsys: 
     assert named in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_first_steps_of_a_size_that_cost_more_are_left_out_and_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

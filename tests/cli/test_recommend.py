@@ -197,6 +197,7 @@ def test_any_metric_at_any_quantile(mix: Path, flag: str, capsys: pytest.Capture
     assert target["quantile"] * 100 == pytest.approx(float(quantile))
 
 
+@pytest.mark.slow
 def test_an_engine_with_our_hook_has_more_knobs(mix: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tried = {}
     for engine in ("vllm", "rooftune"):

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from policies.errors import InputError
@@ -168,6 +168,7 @@ PLAIN = st.recursive(
 
 @settings(max_examples=25)
 @given(st.dictionaries(st.text("abcde_", min_size=1, max_size=6), PLAIN, max_size=4))
+@example({"_": 1e-13, "a": [-2e5, 1e300]})
 def test_json_is_read_as_the_values_it_holds(values: dict[str, object]) -> None:
     assert parse_tree(json.dumps(values, ensure_ascii=False), "f").values == values
 

@@ -281,6 +281,7 @@ def test_case_15_two_stable_levels_are_an_alarm_and_not_chased() -> None:
 # --- 17 ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_case_17_a_cap_of_half_the_budget_makes_equal_prompts_wait_more_evenly() -> None:
     """Four cold prompts of 20k at once, again and again; the spread of their TTFT is told beside the tail."""
 

@@ -295,6 +295,7 @@ def test_odd_requests(rig: Rig) -> None:
     assert not wishes.paused(rig.state)
 
 
+@pytest.mark.slow
 def test_bytes_that_are_no_http_and_clients_that_say_nothing_do_no_harm(rig: Rig) -> None:
     address = ("127.0.0.1", rig.face.port or 0)
     for data in (b"\x16\x03\x01\x00\xff" * 50, b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", b"\r\n\r\n", b""):

@@ -76,12 +76,14 @@ def test_a_few_rows_are_too_few(rule: Any, healthy: Window) -> None:
 # --- the budget ---
 
 
+@pytest.mark.slow
 def test_more_arrives_than_the_budget_reads_and_the_queue_grows() -> None:
     window = run(chat(1, 80, 5), Setting(256, max_running=128), until_s=5.0)
     evidence = found(window)[Signal.QUEUE_GROWING]
     assert evidence["last"] > evidence["first"] and evidence["full_share"] > 0.9
 
 
+@pytest.mark.slow
 def test_partial_prefills_grow_under_a_small_cap() -> None:
     asks = chat(1, 12, 4, prompt=(3000, 6000))
     window = run(asks, Setting(512, chunk_cap_tokens=8, max_running=128), until_s=4.0)
@@ -91,6 +93,7 @@ def test_partial_prefills_grow_under_a_small_cap() -> None:
     assert found(full)[Signal.PARTIAL_PREFILLS_GROWING]["last"] >= 6
 
 
+@pytest.mark.slow
 def test_decodes_crowd_the_budget_while_prompts_wait() -> None:
     many = [Ask(0.0, 20, 200) for _ in range(60)] + chat(1, 10, 1)
     evidence = found(run(many, Setting(64, max_running=64), until_s=2.0))[Signal.DECODES_CROWD_BUDGET]
@@ -121,6 +124,7 @@ def test_a_budget_is_not_reached_for_want_of_work_or_of_places(healthy: Window) 
     assert observed_ceiling_tokens(tight.steps, tight.state) is None, "the pool holds them back"
 
 
+@pytest.mark.slow
 def test_falling_throughput_under_one_long_prompt_is_not_health() -> None:
     """Case 3: a huge prompt at a small budget; running requests finish, none replaces them, gaps stay short."""
     asks = [Ask(0.0, 100, 20 + 4 * at) for at in range(20)] + [Ask(0.1, 30_000, 10)]
@@ -328,6 +332,7 @@ def test_a_slower_level_at_twice_the_arrivals_is_load() -> None:
     assert Signal.TWO_TPOT_LEVELS not in found(window)
 
 
+@pytest.mark.slow
 def test_equal_prompts_that_came_together_wait_unequally() -> None:
     """Case 17: four cold long prompts; a cap that lets several be read side by side evens their TTFT out."""
     four = [Ask(0.01 * at, 15_000, 5) for at in range(4)]

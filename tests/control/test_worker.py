@@ -220,6 +220,7 @@ def test_a_child_that_went_to_sleep_leaves_nothing_behind_and_the_next_job_has_a
     assert searcher.ask(small) and wait(searcher) == ANSWER
 
 
+@pytest.mark.slow
 def test_the_real_child_is_gone_when_idle() -> None:
     limits = Limits(idle_exit_s=0.2)
     child = subprocess.Popen(child_command(limits), stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
@@ -228,6 +229,7 @@ def test_the_real_child_is_gone_when_idle() -> None:
     child.stdin.close()
 
 
+@pytest.mark.slow
 def test_the_real_child_goes_when_its_standard_input_closes() -> None:
     child = subprocess.Popen(child_command(Limits()), stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
     child.communicate(timeout=60)

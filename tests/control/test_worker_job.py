@@ -146,6 +146,7 @@ def test_a_live_trial_that_failed_is_not_proposed_again() -> None:
     assert again.proposal.live_trials == 1 and again.proposal.trials == 30
 
 
+@pytest.mark.slow
 def test_53_a_wider_grid_other_bounds_and_other_knobs_go_on_with_one_storage(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'studies.db'}"
     narrow = {"max_partial_prefills": (0.0, 1.0), "step_tokens": (256.0, 512.0)}

@@ -54,6 +54,7 @@ def test_the_knee_is_found_within_its_interval_and_near_the_bound_of_any_fit() -
     assert sum(live) >= 11
 
 
+@pytest.mark.slow
 def test_an_interval_is_an_answer_and_not_everything() -> None:
     for fit in fits():
         assert fit.knee_interval.high / fit.knee_interval.low < 1.3
@@ -102,11 +103,13 @@ def test_an_engine_without_a_floor_has_no_knee_to_print() -> None:
         assert fit.knee_tokens is None and fit.knee_interval.low == 0.0
 
 
+@pytest.mark.slow
 def test_an_engine_that_never_slows_has_no_knee_to_print() -> None:
     for fit in fits(TRUTH._replace(slope_s_per_token=0.0, attention_s=0.0)):
         assert fit.knee_tokens is None and math.isinf(fit.knee_interval.high)
 
 
+@pytest.mark.slow
 def test_decode_only_traffic_does_not_give_a_knee() -> None:
     for seed in SEEDS:
         steps = make_steps(TRUTH, seed, tokens=(1, 64))

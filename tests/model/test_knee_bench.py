@@ -1,8 +1,11 @@
 """The bench ``knee-fit`` in its short form meets what the long one promises (its wall time is not judged here)."""
 
+import pytest
+
 from tuner.bench.knee_fit import bench
 
 
+@pytest.mark.slow
 def test_short_bench_meets_its_aims() -> None:
     figures = {figure.name: figure for figure in bench(True)}
     assert list(figures) == ["knee_error_median", "knee_error_p90", "knee_error_p90_over_bound", "coverage", "fit_ms"]

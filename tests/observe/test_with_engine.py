@@ -196,6 +196,7 @@ def test_the_default_cadence_loses_nothing_under_load() -> None:
     assert window.in_system > 0 and window.complete_from_s == float("-inf")
 
 
+@pytest.mark.slow
 def test_a_ring_that_ran_over_says_how_much_is_lost() -> None:
     engine, hands = engine_of(60)
     reader, window, chance = ProtocolReader(EnginePort(engine), clock.ManualClock()), Window(600.0), random.Random(1)

@@ -109,6 +109,7 @@ def test_every_decode_gets_a_token_in_every_step_whatever_changes() -> None:
     assert total["decode without a token"] == 0
 
 
+@pytest.mark.slow
 def test_the_same_with_the_rule_removed_fails() -> None:
     without = BOOT._replace(keep_decodes_moving=0)
     total: Counter[str] = Counter()

@@ -40,6 +40,7 @@ def test_live_and_twin_trials_are_kept_apart_each_live_one_once(url: str) -> Non
     assert Archive(url, "other").live() == []
 
 
+@pytest.mark.slow
 def test_wider_grids_and_other_knobs_read_the_old_trials_and_add_their_own(url: str) -> None:
     Archive(url, "live").keep(STOCK, end(64), [LiveResult(HERE, 0.7, 200)])
     wide = HERE._replace(step_tokens=1 << 20, order_policy=DEADLINE, aging_s=7.5)
@@ -66,6 +67,7 @@ def test_old_studies_go_so_that_the_file_stays_bounded(
     assert sizes[-1] == sizes[15]
 
 
+@pytest.mark.slow
 def test_a_lock_that_goes_is_waited_for_and_one_that_stays_is_named(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

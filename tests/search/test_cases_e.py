@@ -93,6 +93,7 @@ def twin_without_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arena, "evaluate", broken)
 
 
+@pytest.mark.slow
 def test_48_when_no_trial_completes_the_setting_in_force_is_kept(
     mix: Path, tmp_path: Path, twin_without_numbers: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,6 +131,7 @@ def test_49_a_study_without_a_feasible_trial_still_orders_them(evaluation: Evalu
     assert told[best.setting] == 0.11
 
 
+@pytest.mark.slow
 def test_51_repeats_are_not_paid_twice_and_count_as_trials(mix: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny = ("--ceiling", "64", "--max-seqs", "32", "--trials", "120", "--current-budget", "64")
     assert rooftune(*command(mix, *tiny)) in (0, 1)
@@ -144,6 +146,7 @@ def test_51_repeats_are_not_paid_twice_and_count_as_trials(mix: Path, capsys: py
     assert record["search"]["simulated_steps"] <= sum(steps.values())
 
 
+@pytest.mark.slow
 def test_53_a_grid_that_widens_goes_on_with_its_history(
     mix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,6 +159,7 @@ def test_53_a_grid_that_widens_goes_on_with_its_history(
     assert states(path) == [Counter(COMPLETE=24)]
 
 
+@pytest.mark.slow
 def test_53_choices_that_change_make_another_study_beside_the_old_one(tmp_path: Path, evaluation: Evaluation) -> None:
     storage = f"sqlite:///{tmp_path / 'trials.db'}"
     batch = Slo((Target("ttft", 2.0, 0.99),))  # no gap target, so no step-time target to choose
@@ -183,6 +187,7 @@ def hold(path: Path, seconds: float) -> threading.Thread:
     return thread
 
 
+@pytest.mark.slow
 def test_47_a_study_outlives_another_ones_lock(
     tmp_path: Path, evaluation: Evaluation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +201,7 @@ def test_47_a_study_outlives_another_ones_lock(
     assert study.counts().complete == 2
 
 
+@pytest.mark.slow
 def test_47_a_lock_that_never_ends_is_one_clear_error(
     tmp_path: Path, evaluation: Evaluation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,7 @@ def test_nothing_to_move_is_answered_without_a_search() -> None:
     assert found.verdict is Verdict.INFEASIBLE and found.best == found.now and found.trials == found.random_trials == 0
 
 
+@pytest.mark.slow
 def test_policies_bring_their_own_numbers_and_the_plain_order_brings_none() -> None:
     found = find(bounds={**WIDE, "order_policy": (0.0, 2.0)}, trials=32)
     orders = {e.setting.order_policy: e.setting for e in found.leaders}

@@ -1,5 +1,6 @@
 """YAML to plain values, with the line of every key: no tags, no aliases, no repeated keys, bounded depth and size."""
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,12 @@ class _Loader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
+
+
+# YAML 1.1 wants a dot before an exponent, so 1e-4 would be a word; JSON, and people, mean a number.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 
 
 @dataclass
