@@ -17,6 +17,8 @@ from tuner.search.archive import Archive
 from tuner.sim.noise import noise_from_steps
 from tuner.sim.twin import simulate
 
+pytestmark = pytest.mark.slow
+
 
 def run(asked: Job) -> Answer:
     searcher = InlineSearcher()

@@ -16,6 +16,8 @@ from tuner.control.outcome import CycleReason, CycleRecord
 from tuner.control.state_errors import StoreError, StoreFault
 from tuner.ports.base import PortError, PortFault
 
+pytestmark = pytest.mark.slow
+
 QUICK = options(search_requests=20)
 FITTING = BOOT._replace(step_tokens=512)
 REASONS = {

@@ -12,6 +12,8 @@ from tests.control.live import BOOT, LiveEngine
 from tests.control.test_loop import CROWD, GOOD, TIGHT
 from tuner.control.outcome import CycleRecord, Stage
 
+pytestmark = pytest.mark.slow
+
 QUICK = options(search_requests=20)
 # Every stage, a few of them in a plain run.
 STAGES = [pytest.param(stage, marks=() if stage is Stage.PUSH else pytest.mark.slow) for stage in Stage]
