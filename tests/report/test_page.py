@@ -101,7 +101,7 @@ def test_first_screen_says_what_why_how_and_undo() -> None:
     for needed in (
         "Set token budget to 704 tokens and chunk cap to 128 tokens",
         "98.0 % of requests meet every target, against 10.0 %",
-        "± 1.23 %",
+        "± 1.23 percentage points",
         "--max-num-scheduled-tokens 704",
         "--long-prefill-token-threshold 128",
         "--max-num-batched-tokens 2048",
@@ -122,7 +122,7 @@ def test_summary_has_one_figure_for_before_and_one_for_after() -> None:
     said = summary(record())
     assert "98.0 %" in said
     assert "10.0 %" in said
-    assert "1 requests/s -> 9.8 requests/s" in said
+    assert "1 request/s -> 9.8 requests/s" in said
     assert all(len(line) <= 110 or "--max-num" in line for line in said.splitlines())
 
 

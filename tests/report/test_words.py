@@ -23,6 +23,19 @@ def test_a_margin_never_says_0_percent(margin: float, text: str) -> None:
     assert words.margin(margin) == text
 
 
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(1.0, "1 request/s"), (0.9999, "1 request/s"), (9.8, "9.8 requests/s"), (1234.5, "1,234 requests/s")],
+)
+def test_one_request_is_one_request(value: float, said: str) -> None:
+    assert words.per_second(value, "requests") == said
+
+
+def test_a_difference_of_shares_is_in_points_and_a_rate_without_value_says_so() -> None:
+    assert words.points(0.0123) == "1.23 percentage points"
+    assert words.rate(None) == words.per_second(None, "requests") == words.NO_VALUE
+
+
 def test_requests_without_a_span_came_at_once() -> None:
     assert words.requests_in(19_366, 3600.0) == "19,366 requests in 3,600 s"
     assert words.requests_in(200, 0.0) == "200 requests at once"

@@ -146,7 +146,7 @@ def _what(record: RunRecord) -> str:
 
 def _why(record: RunRecord) -> str:
     before, after = record.current, record.best
-    noise = "" if record.noise is None else f" (± {words.share(record.noise, 2)} on the difference, 90 % interval)"
+    noise = "" if record.noise is None else f" (difference ± {words.points(record.noise)}, 90 % interval)"
     if record.objective == "tokens_per_s":
         was, now = (words.per_second(trial.tokens_per_s, "output tokens") for trial in (before, after))
         return f"Throughput goes from {was} to {now}. The objective is tokens per second."
@@ -181,7 +181,9 @@ def _binding(record: RunRecord) -> str:
         return unreachable_words(record, record.binding)
     part, row = record.targets[record.binding], record.best.margins[record.binding]
     measured = "" if row.measured_s is None else f": simulated {words.seconds(row.measured_s)}"
-    return f"The closest target: {words.target(part)}{measured} ({words.margin(row.margin)})."
+    missed = row.margin == "inf" or (isinstance(row.margin, float) and row.margin > 0)
+    which = "missed by most" if missed else "with least to spare"
+    return f"The target {which}: {words.target(part)}{measured} ({words.margin(row.margin)})."
 
 
 def _first_token_only(record: RunRecord) -> list[str]:

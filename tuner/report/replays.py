@@ -82,7 +82,7 @@ def many_settings(record: ReplayRecord) -> Table:
             words.count(row.setting["step_tokens"]),
             words.cap(row.setting.get("chunk_cap_tokens", 0)).removesuffix(" tokens"),
             words.share(row.attainment),
-            words.per_second(row.goodput_rps, "requests").removesuffix(" requests/s"),
+            words.rate(row.goodput_rps),
             "yes" if row.feasible else "no",
             words.seconds(row.ttft_p50_s),
             words.seconds(row.ttft_p99_s),

@@ -5,7 +5,7 @@ import re
 from tuner.record import Number, Seconds, TargetPart, TrialPart
 
 NO_BREAK_SPACE = "\u00a0"
-_UNIT = re.compile(r"(?<=[0-9]) (?=(?:%|µs|ms|s|tokens|requests/s|tokens/s|times|x)(?![a-z]))|(?<=±) ")
+_UNIT = re.compile(r"(?<=[0-9]) (?=(?:%|µs|ms|s|tokens|requests?/s|tokens?/s|percentage|times|x)(?![a-z]))|(?<=±) ")
 
 NO_VALUE = "no samples"
 NEVER = "never"
@@ -84,11 +84,24 @@ def tokens(value: Number) -> str:
     return "no bound" if value == "inf" else f"{value:,.0f} tokens"
 
 
-def per_second(value: float | None, what: str) -> str:
-    """``9.71 requests/s``."""
+def points(value: float) -> str:
+    """``1.23 percentage points``: a difference of two shares, which no reader may take for a share of one of them."""
+    return f"{value * 100:.2f} percentage points"
+
+
+def rate(value: float | None) -> str:
+    """``9.71``, ``1,234``: of a second, for a column that names its unit."""
     if value is None:
         return NO_VALUE
-    return f"{value:,.0f} {what}/s" if value >= 1000 else f"{value:.3g} {what}/s"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def per_second(value: float | None, what: str) -> str:
+    """``9.71 requests/s``, ``1 request/s``."""
+    shown = rate(value)
+    if value is None:
+        return shown
+    return f"{shown} {what.removesuffix('s') if shown == '1' else what}/s"
 
 
 def quantile_name(quantile: float) -> str:
