@@ -81,7 +81,8 @@ def test_page_is_well_formed_and_asks_for_nothing(changed: dict[str, Any]) -> No
     made = record(**_without_margins(changed))
     page = html_page(made)
     check = _checked(page)
-    assert set(check.urls) == {"data:,"}
+    assert set(check.urls) == {"data:,", "#words"}
+    assert "words" in check.ids
     assert "<script" not in page
     assert not re.search(r"https?://", page)
     assert markdown_page(made).endswith("\n")

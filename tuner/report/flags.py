@@ -51,6 +51,21 @@ def vllm_flags(record: RunRecord, trial: TrialPart) -> Flags:
     return Flags(tuple(lines), tuple(notes))
 
 
+def flag_words(record: RunRecord) -> tuple[str, ...]:
+    """What the flags of the recommendation mean, a sentence each: the budget in force, the ceiling, the others."""
+    budget, ceiling = record.best.setting["step_tokens"], record.engine.ceiling_tokens
+    said = [
+        f"The token budget in force is --max-num-scheduled-tokens {budget:g}. vLLM 0.20, 0.27 and 0.32 know this flag; "
+        f"0.12 does not: there give --max-num-batched-tokens {budget:g} and leave it out."
+    ]
+    if ceiling > budget:
+        said.append(
+            f"--max-num-batched-tokens {ceiling} is only the ceiling, fixed at start: room to move the budget later "
+            "without a restart. It costs memory for buffers, and so some KV blocks."
+        )
+    return (*said, "Keep your other flags (model, port, parallelism) as they are.")
+
+
 def vllm_flags_before(record: RunRecord) -> Flags:
     """Flags of the setting in force: what to start with again in order to go back.
 

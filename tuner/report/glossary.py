@@ -1,5 +1,16 @@
 """The words of the report, for a reader who has never heard of a knee."""
 
+# For the first screen, where a sentence would be too long. What each means in full stands in GLOSSARY.
+SHORT: tuple[tuple[str, str], ...] = (
+    ("token budget", "most tokens that one step, one pass through the model, may compute"),
+    ("chunk cap", "most prompt tokens of one request in a step"),
+    ("TTFT", "time to first token, from arrival"),
+    ("p99", "99 in 100 are at most this"),
+    ("goodput", "requests per second that meet every target"),
+    ("KV block", "unit of the memory that holds what the model has read"),
+    ("twin", "program that replays your traffic with the engine's scheduling decisions"),
+)
+
 GLOSSARY: tuple[tuple[str, str], ...] = (
     (
         "step",
@@ -40,7 +51,11 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
     ("target", "What you promised: a bound, and which share of the samples must keep it."),
     ("good request, goodput", "A good request finished and met every target. Goodput counts good requests per second."),
     ("feasible", "Over the whole run, every target's quantile is within its bound."),
-    ("KV pool", "The memory that holds what the model has read so far. When it is full, requests wait or start again."),
+    (
+        "KV pool, KV block",
+        "The memory that holds what the model has read so far, handed out in blocks of a few tokens. When it is full, "
+        "requests wait or start again.",
+    ),
     (
         "twin",
         "A program that replays your traffic through the same scheduling decisions as the engine, with a formula for "

@@ -3,16 +3,20 @@
 from dataclasses import dataclass
 
 from tuner.record import RunRecord, TrialPart
-from tuner.report import words
+from tuner.report import reason, trust, words
 from tuner.report.findings import extras, first_words, little_to_gain, unreachable_words
 from tuner.report.flags import vllm_flags_before
+from tuner.report.trust import moves
 
 
 @dataclass(frozen=True)
 class Headline:
     """Sentences for the top of every rendering. first: what comes before all else, empty when nothing does.
 
-    extras: one sentence for every knob that is set and that a stock vLLM lacks. caveats: how far to trust it all.
+    extras: one sentence for every knob that is set and that a stock vLLM lacks. why: what goes wrong today, what the
+    change does, and the share of good requests. trade: what gets better and what gets worse, empty when nothing is set.
+    trust: the verdict on how far to trust it; caveats: what that rests on. watch: what to look at after the change.
+    undo_first: what to do before anything, empty when nothing is needed.
     """
 
     title: str
@@ -20,8 +24,12 @@ class Headline:
     what: str
     extras: tuple[str, ...]
     why: str
+    trade: str
     limit: str
+    trust: str
     caveats: tuple[str, ...]
+    watch: str
+    undo_first: str
     undo: str
 
 
@@ -32,9 +40,13 @@ def headline(record: RunRecord) -> Headline:
         first=first_words(record),
         what=_what(record),
         extras=extras(record),
-        why=_why(record),
+        why=f"{reason.cause(record)} {_why(record)}".strip(),
+        trade=reason.trade(record),
         limit=_limit(record),
-        caveats=_caveats(record),
+        trust=trust.verdict(record),
+        caveats=trust.caveats(record),
+        watch=trust.watch(record),
+        undo_first=_undo_first(record),
         undo=_undo(record),
     )
 
@@ -186,58 +198,10 @@ def _binding(record: RunRecord) -> str:
     return f"The target {which}: {words.target(part)}{measured} ({words.margin(row.margin)})."
 
 
-def _first_token_only(record: RunRecord) -> list[str]:
-    """Said where gaps between tokens played no part."""
-    if record.traffic.output_max_tokens == 1:
-        return [
-            "Every answer is one token (a prefill-only engine), so this is tuned for the time to first token alone."
-        ]
-    if record.targets and all(target.metric in ("ttft", "queue") for target in record.targets):
-        return ["Only the time to first token has a target, so gaps between tokens were not looked at."]
-    return []
-
-
-def _caveats(record: RunRecord) -> tuple[str, ...]:
-    model = record.step_model
-    found = ["All latencies are simulated: the traffic was replayed on a twin of the scheduler, not on your engine."]
-    found += _first_token_only(record)
-    if not record.twin_error:
-        found.append("The twin has not been checked against your engine, so check the first minutes after a change.")
-    if model.source == "assumed":
-        found.append(f"The step-time model {model.name} is assumed, not measured on your hardware: {model.origin}.")
-    else:
-        found.append(f"The step-time model {model.name} is {model.source}: {model.origin}.")
-    assumed = sorted(name for name, source in record.engine.sources.items() if source == "assumed")
-    if record.current_source == "assumed":
-        assumed.insert(0, f"the setting in force (budget {words.tokens(record.current.setting['step_tokens'])})")
-    if assumed:
-        found.append("Also assumed, because not given: " + ", ".join(_ENGINE_WORDS.get(a, a) for a in assumed) + ".")
-    if record.burst_attainment is not None:
-        found.append(
-            "With a burst (the same requests twice as fast for a tenth of the time) "
-            f"{words.share(record.burst_attainment)} of requests would still be good with this setting."
-        )
-    unjudged = [
-        words.target(part) for part, row in zip(record.targets, record.best.margins, strict=True) if not row.samples
-    ]
-    if unjudged:
-        found.append(f"No sample for {'; '.join(unjudged)} in this traffic, so that could not be judged.")
-    return tuple(found)
-
-
-_ENGINE_WORDS = {
-    "ceiling_tokens": "the budget ceiling",
-    "kv_tokens": "the size of the KV pool",
-    "block_tokens": "the KV block",
-    "max_seqs": "the sequence cap",
-    "prefix_caching": "prefix caching",
-    "decodes_kept_moving": "the scheduler's order",
-}
-
-
-def moves(record: RunRecord) -> bool:
-    """Whether there is anything to set."""
-    return record.best.setting != record.current.setting
+def _undo_first(record: RunRecord) -> str:
+    if not moves(record) or record.current_source != "assumed":
+        return ""
+    return "Save your present command line first: these are vLLM's defaults, assumed, not read from your server."
 
 
 def _undo(record: RunRecord) -> str:

@@ -4,10 +4,11 @@ import re
 
 from tuner.record import RunRecord
 from tuner.report import tables, words
-from tuner.report.flags import vllm_flags, vllm_flags_before
-from tuner.report.glossary import GLOSSARY
-from tuner.report.headline import headline, moves
+from tuner.report.flags import flag_words, vllm_flags, vllm_flags_before
+from tuner.report.glossary import GLOSSARY, SHORT
+from tuner.report.headline import Headline, headline
 from tuner.report.tables import Table
+from tuner.report.trust import moves
 
 _SPECIAL = re.compile(r"([\\`*_|\[\]])")
 
@@ -35,12 +36,18 @@ def markdown_page(record: RunRecord) -> str:
         "",
         f"Rooftune report on {escaped(record.traffic.name)}, made {record.made_at} by rooftune {record.made_by}.",
         "",
+        f"**{escaped(head.trust)}**",
+        "",
         *([f"- **First:** {escaped(head.first)}"] if head.first else []),
         f"- **What:** {escaped(head.what)}",
         *(f"- **New:** {escaped(extra)}" for extra in head.extras),
-        f"- **Why:** {escaped(head.why)} {escaped(head.limit)}",
+        f"- **Why:** {escaped(head.why)}",
+        *([f"- **Trade:** {escaped(head.trade)}"] if head.trade else []),
+        f"- **Limit:** {escaped(head.limit)}",
         f"- **Targets:** {escaped(targets)}.",
-        *_how(record),
+        *_how(record, head),
+        "",
+        "In a few words: " + "; ".join(f"**{word}**: {escaped(meaning)}" for word, meaning in SHORT) + ".",
         "",
         "How far to trust this:",
         "",
@@ -59,12 +66,14 @@ def markdown_page(record: RunRecord) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _how(record: RunRecord) -> list[str]:
+def _how(record: RunRecord, head: Headline) -> list[str]:
     if not moves(record):
         return ["- **How:** leave the engine as it is."]
     flags = vllm_flags(record, record.best)
+    first = f"{escaped(head.undo_first)} To go back, " if head.undo_first else ""
     return [
         f"- **How:** start vLLM with `{flags.text}`",
-        *(f"  - {escaped(note)}" for note in flags.notes),
-        f"- **Undo:** restart it with the flags it had: `{vllm_flags_before(record).text}`",
+        *(f"  - {escaped(note)}" for note in (*flag_words(record), *flags.notes)),
+        f"- **Undo:** {first}restart it with the flags it had: `{vllm_flags_before(record).text}`",
+        f"- **Then:** {escaped(head.watch)}",
     ]

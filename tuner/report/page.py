@@ -9,9 +9,10 @@ from markupsafe import Markup
 from tuner.record import RunRecord
 from tuner.report import tables, words
 from tuner.report.charts import charts
-from tuner.report.flags import vllm_flags, vllm_flags_before
-from tuner.report.glossary import GLOSSARY
-from tuner.report.headline import after_word, headline, moves
+from tuner.report.flags import flag_words, vllm_flags, vllm_flags_before
+from tuner.report.glossary import GLOSSARY, SHORT
+from tuner.report.headline import after_word, headline
+from tuner.report.trust import moves
 
 
 def _source(name: str) -> str:
@@ -53,9 +54,11 @@ def html_page(record: RunRecord) -> str:
             after_word=after_word(record),
             moves=moves(record),
             flags=vllm_flags(record, record.best),
+            flag_words=flag_words(record),
             flags_before=vllm_flags_before(record),
             tables=shown,
             charts=charts(record),
+            short=SHORT,
             glossary=GLOSSARY,
             style=Markup(_source("report.css")),
         )

@@ -39,8 +39,7 @@ def what_was_replayed(record: ReplayRecord) -> str:
     changes = f" ({', '.join(t.changes)})" if t.changes else ""
     source = words.SOURCE_WORDS[record.step_model.source]
     return (
-        f"{t.name}{changes}: {words.requests_in(t.requests, t.span_s)}, "
-        f"step model {record.step_model.name} ({source})"
+        f"{t.name}{changes}: {words.requests_in(t.requests, t.span_s)}, step model {record.step_model.name} ({source})"
     )
 
 

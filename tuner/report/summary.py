@@ -4,8 +4,9 @@ import textwrap
 
 from tuner.record import RunRecord
 from tuner.report import words
-from tuner.report.flags import vllm_flags
-from tuner.report.headline import headline, moves
+from tuner.report.flags import flag_words, vllm_flags
+from tuner.report.headline import headline
+from tuner.report.trust import moves
 
 COLUMNS = 100
 _INDENT = 11
@@ -19,9 +20,11 @@ def summary(record: RunRecord) -> str:
     lines = [head.title, ""]
     for label, text in (
         *((("first", head.first),) if head.first else ()),
+        ("trust", head.trust),
         ("what", head.what),
         *(("new", extra) for extra in head.extras),
         ("why", head.why),
+        *((("trade", head.trade),) if head.trade else ()),
         ("limit", head.limit),
         ("targets", targets),
         ("goodput", _goodput(record)),
@@ -30,11 +33,11 @@ def summary(record: RunRecord) -> str:
     if moves(record):
         # Not wrapped: it is there to be copied.
         lines.append(f"  {'vLLM':<{_INDENT - 2}}{flags.text}")
-        for note in flags.notes:
-            lines += _entry("", note)
-        lines += _entry("undo", head.undo)
+        lines += _entry("", " ".join((*flag_words(record), *flags.notes)))
+        lines += _entry("undo", f"{head.undo_first} {head.undo}".strip())
+        lines += _entry("then", head.watch)
     for index, caveat in enumerate(head.caveats):
-        lines += _entry("trust" if index == 0 else "", caveat)
+        lines += _entry("caveats" if index == 0 else "", caveat)
     lines += _entry("search", _search(record))
     return "\n".join(lines)
 

@@ -1,0 +1,97 @@
+"""How far to trust a recommendation, in words: a verdict, what to look at after the change, and every caveat."""
+
+from tuner.record import RunRecord, Source
+from tuner.report import words
+
+_STEP_TIMES: dict[Source, str] = {
+    "measured": "measured step times",
+    "simulated": "simulated step times",
+    "assumed": "assumed step times (constants of a named model, not your hardware)",
+    "given": "step times you gave",
+}
+
+
+def moves(record: RunRecord) -> bool:
+    """Whether there is anything to set."""
+    return record.best.setting != record.current.setting
+
+
+def verdict(record: RunRecord) -> str:
+    """One line: measured, or simulated with a twin that was checked or not; and what that is good for."""
+    times = _STEP_TIMES[record.step_model.source]
+    if record.twin_error:
+        worst = max(abs(error) for error in record.twin_error.values())
+        said = f"Simulated, with a checked twin (off by at most {words.share(worst)} where checked) and {times}"
+    else:
+        said = f"Simulated, not measured, with an unchecked twin and {times}"
+    if not moves(record):
+        return f"{said}."
+    if record.twin_error and record.step_model.source == "measured":
+        return f"{said}. Start with one server all the same."
+    direction = "A direction, not a forecast: try" if record.step_model.source == "assumed" else "Try"
+    return f"{said}. {direction} it on one server first."
+
+
+def watch(record: RunRecord) -> str:
+    """What to look at after the change, by the names of the targets; empty when nothing is set."""
+    if not moves(record):
+        return ""
+    if not record.targets:
+        now = words.per_second(record.best.tokens_per_s, "tokens")
+        return f"After the change look at the output tokens per second (simulated {now}). Undo it if they fall."
+    looked_at = [
+        f"{words.target(part)} (simulated {words.seconds(row.measured_s)})"
+        for part, row in zip(record.targets, record.best.margins, strict=True)
+    ]
+    return f"After the change look at {'; '.join(looked_at)}. Undo it if one is worse than its target and than today."
+
+
+def _first_token_only(record: RunRecord) -> list[str]:
+    """Said where gaps between tokens played no part."""
+    if record.traffic.output_max_tokens == 1:
+        return [
+            "Every answer is one token (a prefill-only engine), so this is tuned for the time to first token alone."
+        ]
+    if record.targets and all(target.metric in ("ttft", "queue") for target in record.targets):
+        return ["Only the time to first token has a target, so gaps between tokens were not looked at."]
+    return []
+
+
+def caveats(record: RunRecord) -> tuple[str, ...]:
+    """What the verdict rests on, a sentence each."""
+    model = record.step_model
+    found = ["All latencies are simulated: the traffic was replayed on a twin of the scheduler, not on your engine."]
+    found += _first_token_only(record)
+    if not record.twin_error:
+        found.append("The twin has not been checked against your engine, so check the first minutes after a change.")
+    if model.source == "assumed":
+        found.append(f"The step-time model {model.name} is assumed, not measured on your hardware: {model.origin}.")
+    else:
+        found.append(f"The step-time model {model.name} is {model.source}: {model.origin}.")
+    assumed = sorted(name for name, source in record.engine.sources.items() if source == "assumed")
+    if record.current_source == "assumed":
+        assumed.insert(0, f"the setting in force (budget {words.tokens(record.current.setting['step_tokens'])})")
+    if assumed:
+        found.append("Also assumed, because not given: " + ", ".join(_ENGINE_WORDS.get(a, a) for a in assumed) + ".")
+    if record.burst_attainment is not None:
+        found.append(
+            "With a burst (the same requests, arriving twice as fast for a tenth of the traffic's "
+            f"{words.seconds(record.traffic.span_s)}) {words.share(record.burst_attainment)} of requests would still "
+            "be good with this setting."
+        )
+    unjudged = [
+        words.target(part) for part, row in zip(record.targets, record.best.margins, strict=True) if not row.samples
+    ]
+    if unjudged:
+        found.append(f"No sample for {'; '.join(unjudged)} in this traffic, so that could not be judged.")
+    return tuple(found)
+
+
+_ENGINE_WORDS = {
+    "ceiling_tokens": "the budget ceiling",
+    "kv_tokens": "the size of the KV pool",
+    "block_tokens": "the KV block",
+    "max_seqs": "the sequence cap",
+    "prefix_caching": "prefix caching",
+    "decodes_kept_moving": "the scheduler's order",
+}
