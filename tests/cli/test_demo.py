@@ -153,7 +153,13 @@ def start(folder: Path, *words: str) -> "subprocess.Popen[str]":
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=_hears_ctrl_c,
     )
+
+
+def _hears_ctrl_c() -> None:
+    """A shell without job control starts what runs in its background deaf to Ctrl-C, and that is inherited."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def processes_of(folder: Path) -> list[int]:
