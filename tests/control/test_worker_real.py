@@ -69,7 +69,9 @@ def test_killed_in_the_middle_of_a_job_it_has_died_and_the_next_job_is_answered(
     assert wait(searcher, 300.0).proposal is not None
 
 
-@pytest.mark.parametrize("mib", [24, 90, 130])
+# Far too little. Just too little is another matter: a compiler that catches its own MemoryErrors may go on until the
+# job's time is over, and that is then what is said.
+@pytest.mark.parametrize("mib", [24, 90])
 def test_with_too_little_memory_it_says_so(mib: int) -> None:
     searcher = ChildSearcher(Limits(memory_bytes=mib << 20, timeout_s=300.0))
     searcher.ask(job())
