@@ -91,11 +91,14 @@ def answered(process: "subprocess.Popen[str]") -> dict[str, object]:
 def test_of_two_workers_on_one_study_one_is_killed_and_the_other_finishes(server: Server, mix: Path) -> None:
     victim = worker(server, mix, trials=2000, study="shop")
     survivor = worker(server, mix, trials=60, study="shop")
-    left = kill_in_mid_trial(victim, server, "shop")
+    seen = kill_in_mid_trial(victim, server, "shop")
     first = answered(survivor)
     trials = trials_of(server, "shop")
     abandoned = [trial for trial in trials if trial.state is TrialState.RUNNING]
-    assert len(abandoned) == left and {owner(trial) for trial in abandoned} == {victim.pid}
+    # Beside what bore its name there may be one that it had begun and not yet signed.
+    left, signed = len(abandoned), [trial for trial in abandoned if owner(trial)]
+    assert len(signed) == seen and {owner(trial) for trial in signed} == {victim.pid}
+    assert left - seen <= 1 and not any(trial.params for trial in abandoned if trial not in signed)
     told = [trial for trial in trials if trial.state is TrialState.COMPLETE]
     assert sum(owner(trial) == survivor.pid for trial in told) == 60
     assert sum(owner(trial) == victim.pid for trial in told) >= 6
