@@ -17,6 +17,9 @@ from tuner.control.job import Answer, Job, WorkerError, WorkerFault
 from tuner.control.outcome import TwinPart
 from tuner.control.worker import GRACE_S, ChildSearcher, Limits, child_command
 
+# Processes that are waited for.
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER = Answer(
     twin=TwinPart(verdict="too_few", worst_error=None, attainment_error=None, errors={}),
@@ -220,7 +223,6 @@ def test_a_child_that_went_to_sleep_leaves_nothing_behind_and_the_next_job_has_a
     assert searcher.ask(small) and wait(searcher) == ANSWER
 
 
-@pytest.mark.slow
 def test_the_real_child_is_gone_when_idle() -> None:
     limits = Limits(idle_exit_s=0.2)
     child = subprocess.Popen(child_command(limits), stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
@@ -229,7 +231,6 @@ def test_the_real_child_is_gone_when_idle() -> None:
     child.stdin.close()
 
 
-@pytest.mark.slow
 def test_the_real_child_goes_when_its_standard_input_closes() -> None:
     child = subprocess.Popen(child_command(Limits()), stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
     child.communicate(timeout=60)
