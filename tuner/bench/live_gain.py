@@ -8,7 +8,6 @@ then the default again. Times are the engine's own. ``short``: an engine without
 
 import importlib.util
 import os
-import random
 import secrets
 import tempfile
 import time
@@ -164,20 +163,12 @@ def _sweep(children: Children, work: Path, model: str, size: Size) -> Swept:
     ttft_s = quantile(_finished([one.ttft_s for one in at_default]), TARGET_QUANTILE)
     gap_s = quantile(_finished([one.longest_gap_s for one in at_default]), TARGET_QUANTILE)
     settings = tuple(DEFAULT._replace(step_tokens=b, chunk_cap_tokens=c) for b, c in product(size.budgets, size.caps))
-    attainment = []
-    for repeat in range(size.repeats):
-        order = list(range(len(settings)))
-        random.Random(repeat).shuffle(order)
-        found = dict.fromkeys(order, 0.0)
-        for at in order:
-            bed.push(settings[at])
-            found[at] = float(bed.round(client, requests).good(ttft_s, gap_s).mean())
-        attainment.append(tuple(found[at] for at in range(len(settings))))
+    attainment = bed.shares(client, requests, settings, size.repeats, (ttft_s, gap_s))
     client.child.stop()
     bed.served.child.stop()
     bed.port.close()
     load = len(requests) / float(requests.arrival_s[-1]) / most_rps
-    return Swept(requests, ttft_s, gap_s, settings, tuple(attainment), load)
+    return Swept(requests, ttft_s, gap_s, settings, attainment, load)
 
 
 def _tuned(children: Children, work: Path, model: str, size: Size, swept: Swept) -> Tuned:

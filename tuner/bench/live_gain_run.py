@@ -1,5 +1,7 @@
 """The processes of bench ``live-gain``: an engine, and a client that sends rounds when it is told to."""
 
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +72,29 @@ class Bed:
         )
         if isinstance(answer, wire.Refusal):
             raise RefusedError(f"the engine refuses {knobs}: {answer.message}")
+
+    def shares(
+        self,
+        client: Talker,
+        requests: Listed,
+        settings: Sequence[Setting],
+        repeats: int,
+        targets: tuple[float, float],
+    ) -> tuple[tuple[float, ...], ...]:
+        """Good share of a round under each setting, [repeat][setting]; each repeat takes them in an order of its own.
+
+        targets: TTFT and longest gap, seconds.
+        """
+        found = []
+        for repeat in range(repeats):
+            order = list(range(len(settings)))
+            random.Random(repeat).shuffle(order)
+            share = dict.fromkeys(order, 0.0)
+            for at in order:
+                self.push(settings[at])
+                share[at] = float(self.round(client, requests).good(*targets).mean())
+            found.append(tuple(share[at] for at in range(len(settings))))
+        return tuple(found)
 
     def makespan_s(self, client: Talker, requests: Listed) -> float:
         """How long the engine takes when all come at once: its greatest rate is their number over that."""

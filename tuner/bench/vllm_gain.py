@@ -8,7 +8,6 @@ controller is killed: the bench fails unless the server is at its boot setting w
 ``short``: one server for all of it, two cells, a few rounds; it shows that the parts work together.
 """
 
-import random
 import signal
 import tempfile
 import time
@@ -138,19 +137,11 @@ def sweep(bed: Bed, size: Size) -> Swept:
     at_default = [bed.round(client, requests) for _ in range(2)]
     ttft_s, gap_s = targets(at_default)
     settings = cells(size)
-    attainment = []
-    for repeat in range(size.repeats):
-        order = list(range(len(settings)))
-        random.Random(repeat).shuffle(order)
-        found = dict.fromkeys(order, 0.0)
-        for at in order:
-            bed.push(settings[at])
-            found[at] = float(bed.round(client, requests).good(ttft_s, gap_s).mean())
-        attainment.append(tuple(found[at] for at in range(len(settings))))
+    attainment = bed.shares(client, requests, settings, size.repeats, (ttft_s, gap_s))
     client.child.stop()
     bed.port.revert(wire.RevertRequest(actor="bench", reason="the sweep is over", block=False))
     load = len(requests) / float(requests.arrival_s[-1]) / most_rps
-    return Swept(requests, ttft_s, gap_s, settings, tuple(attainment), load)
+    return Swept(requests, ttft_s, gap_s, settings, attainment, load)
 
 
 def cells(size: Size) -> tuple[Setting, ...]:
