@@ -116,7 +116,7 @@ class Hook:
         self.knobs.apply(self.knobs.boot)
         try:
             self.arranger.after()
-        except Exception:
+        except Exception:  # the hook is off already, and still nothing may raise into vLLM
             LOG.exception("rooftune: what was arranged for this step could not be taken back")
 
 
@@ -133,7 +133,7 @@ def hooked(base: type, version: Callable[[], str], now_s: Callable[[], float] = 
                 return
             try:
                 self.rooftune = Hook(self, version(), now_s)
-            except Exception:
+            except Exception:  # a server must start without us
                 LOG.exception("rooftune: not active, for its start failed; vLLM goes on without it")
 
         def schedule(self, *args: Any, **kwargs: Any) -> Any:

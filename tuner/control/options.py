@@ -83,7 +83,7 @@ def options_of(config: Config, storage: str | None) -> LoopOptions:
         slo=config.slo(),
         limits=config.limits(),
         thresholds=config.thresholds(),
-        bounds={name: config.bounds.get(name, (0.0, math.inf)) for name in config.knobs},
+        bounds=config.knob_bounds(),
         cycle_s=cadence.cycle_s,
         window_s=cadence.window_s,
         verify_s=cadence.verify_s,
