@@ -42,6 +42,15 @@ class UnreachableError(RooftuneError):
     exit_code: ClassVar[int] = 3
 
 
+def shown(value: object, limit: int = 60) -> str:
+    """A value for a message: on one line, escaped, at most ``limit`` characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to print integers above some thousand digits
+        text = "a huge number"
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
 def bad_value(what: str, value: object, bound: str, remedy: str) -> InputError:
     """One clear line: what was given, what is allowed, what to do."""
     return InputError(f"{what} is {value!r}, must be {bound}; {remedy}")

@@ -3,6 +3,17 @@
 import time
 from typing import Protocol
 
+# How people write a time: a number and one of these units.
+UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+NUMBER = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?"
+MAX_DURATION_S = 1e9
+
+
+def in_seconds(number: str, unit: str) -> float:
+    """Seconds of a number in one of ``UNIT_S``."""
+    # Division keeps 30ms at the float nearest to 0.03, where a product with 1e-3 may miss it by a bit.
+    return float(number) / round(1 / UNIT_S[unit]) if UNIT_S[unit] < 1 else float(number) * UNIT_S[unit]
+
 
 class Clock(Protocol):
     """now_s: monotonic seconds, for intervals. wall_s: seconds since 1970, for people and for windows of the week."""

@@ -7,7 +7,8 @@ from pydantic_core import PydanticCustomError
 
 from policies.limits import WEEK_MINUTES
 from tuner.cli.values import parse_duration
-from tuner.config.values import DAYS, MAX_DURATION_S, UNIT_S, duration_s, is_loopback, split_listen, week_spans
+from tuner.clock import MAX_DURATION_S, UNIT_S
+from tuner.config.values import DAYS, duration_s, is_loopback, split_listen, week_spans
 
 
 @pytest.mark.parametrize(

@@ -7,19 +7,16 @@ are called in ``run`` and not as argparse types, because argparse would add its 
 import math
 import re
 
-from policies.errors import InputError
-from tuner.sim.files import shown
+from policies.errors import InputError, shown
+from tuner.clock import MAX_DURATION_S, NUMBER, in_seconds
 from tuner.sim.lengths import Constant, Exponential, Lengths, LogNormal, Uniform
 from tuner.sim.reshape import MAX_RATE_SCALE, Burst
 
-_NUMBER = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?"
-_DECIMAL = re.compile(rf"[+-]?{_NUMBER}")
-_DURATION = re.compile(rf"([+-]?{_NUMBER})[ ]?(us|ms|s|m|h|d)")
+_DECIMAL = re.compile(rf"[+-]?{NUMBER}")
+_DURATION = re.compile(rf"([+-]?{NUMBER})[ ]?(us|ms|s|m|h|d)")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
-_RATIO = re.compile(rf"({_NUMBER})/({_NUMBER})")
+_RATIO = re.compile(rf"({NUMBER})/({NUMBER})")
 
-UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-MAX_DURATION_S = 1e9
 MAX_COUNT = 10**15
 
 
@@ -57,8 +54,7 @@ def parse_duration(text: str, what: str = "duration", *, zero: bool = False) -> 
         remedy = f"write {text}s or {text}ms" if _DECIMAL.fullmatch(text) else "write 2s, 30ms or 1.5m"
         raise _refuse(what, text, "a number with a unit (us, ms, s, m, h, d)", remedy)
     number, unit = match.groups()
-    # Division keeps 30ms at the float nearest to 0.03, where a product with 1e-3 may miss it by a bit.
-    seconds = float(number) / round(1 / UNIT_S[unit]) if UNIT_S[unit] < 1 else float(number) * UNIT_S[unit]
+    seconds = in_seconds(number, unit)
     if seconds > MAX_DURATION_S or seconds < 0 or (seconds == 0 and not zero):
         low = "at least 0" if zero else "above 0"
         raise _refuse(what, text, f"{low} and at most {MAX_DURATION_S:g}s", "correct it")

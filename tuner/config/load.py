@@ -11,10 +11,10 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from policies.errors import InputError
+from policies.errors import InputError, shown
 from tuner.config.model import Config
 from tuner.config.tree import MAX_FILE_BYTES, Tree, parse_tree
-from tuner.config.values import CODE, shown
+from tuner.config.values import CODE
 
 # Secrets and places that differ between machines; everything else belongs into the file.
 ENVIRONMENT = {

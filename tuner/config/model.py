@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from policies.envelope import KNOB_NAMES, is_count
-from policies.errors import InputError
+from policies.errors import InputError, shown
 from policies.limits import GuardLimits
 from policies.targets import PROFILES, Slo
 from policies.verify import RollbackThresholds
@@ -25,7 +25,7 @@ from tuner.config.sections import (
     StorageUrl,
     TargetSection,
 )
-from tuner.config.values import Listen, Name, finite, is_loopback, shown, split_listen, wrong
+from tuner.config.values import Listen, Name, finite, is_loopback, split_listen, wrong
 
 Mode = Literal["shadow", "live"]
 _AT_LEAST_ONE = ("step_tokens", "max_running")

@@ -6,8 +6,7 @@ from typing import Any
 
 import yaml
 
-from policies.errors import InputError
-from tuner.config.values import shown
+from policies.errors import InputError, shown
 
 MAX_FILE_BYTES = 262_144
 MAX_DEPTH = 12

@@ -13,15 +13,14 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from policies.errors import shown
 from policies.limits import WEEK_MINUTES, WeekSpan
+from tuner.clock import MAX_DURATION_S, NUMBER, in_seconds
 
-UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-MAX_DURATION_S = 1e9
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 DAY_MINUTES = 24 * 60
 CODE = "rooftune"  # of our own complaints; any other code is pydantic's
-_NUMBER = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?"
-_DURATION = re.compile(rf"({_NUMBER}) ?(us|ms|s|m|h|d)")
+_DURATION = re.compile(rf"({NUMBER}) ?(us|ms|s|m|h|d)")
 _DAY, _TIME = r"([A-Z][a-z]{2})", r"([0-9]{2}):([0-9]{2})"
 _SPAN = re.compile(rf"{_DAY}(?:-{_DAY})? {_TIME}-(?:{_DAY} )?{_TIME}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -35,23 +34,13 @@ def wrong(value: object, bound: str, remedy: str, key: str = "") -> PydanticCust
     )  # fmt: skip
 
 
-def shown(value: object, limit: int = 60) -> str:
-    """A value for a message: on one line, escaped, at most ``limit`` characters."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python refuses to print integers above some thousand digits
-        text = "a huge number"
-    return text if len(text) <= limit else text[: limit - 3] + "..."
-
-
 def duration_s(text: str) -> float:
     """Seconds of ``2s``, ``30ms``, ``1.5m``, ``250us``, ``2h`` or ``1d``: at least 0, at most 1e9."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise wrong(text, "a time with a unit (us, ms, s, m, h, d)", "write 30ms, 2s or 5m")
     number, unit = match.groups()
-    # Division keeps 30ms at the float nearest to 0.03, where a product with 1e-3 may miss it by a bit.
-    seconds = float(number) / round(1 / UNIT_S[unit]) if UNIT_S[unit] < 1 else float(number) * UNIT_S[unit]
+    seconds = in_seconds(number, unit)
     if not seconds <= MAX_DURATION_S:
         raise wrong(text, f"at most {MAX_DURATION_S:g} s", "correct it")
     return seconds
@@ -68,7 +57,7 @@ def _bound_text(text: str) -> str:
 
 
 def _schema(least: dict[str, float]) -> WithJsonSchema:
-    text = {"type": "string", "pattern": rf"^{_NUMBER} ?(us|ms|s|m|h|d)$"}
+    text = {"type": "string", "pattern": rf"^{NUMBER} ?(us|ms|s|m|h|d)$"}
     return WithJsonSchema({"anyOf": [{"type": "number", **least, "maximum": MAX_DURATION_S}, text]})
 
 
@@ -79,7 +68,7 @@ SecondsOrNone = Annotated[float, Field(ge=0, le=MAX_DURATION_S), BeforeValidator
 BoundText = Annotated[
     str,
     AfterValidator(_bound_text),
-    WithJsonSchema({"type": "string", "pattern": rf"^{_NUMBER} ?(us|ms|s|m|h|d)$"}),
+    WithJsonSchema({"type": "string", "pattern": rf"^{NUMBER} ?(us|ms|s|m|h|d)$"}),
 ]
 
 

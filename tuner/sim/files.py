@@ -12,15 +12,6 @@ from policies.errors import InputError
 MAX_FILE_BYTES = 512 * 1024 * 1024
 
 
-def shown(value: object, limit: int = 60) -> str:
-    """A value for a message: on one line, escaped, at most ``limit`` characters."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python refuses to print integers above some thousand digits
-        text = "a huge number"
-    return text if len(text) <= limit else text[: limit - 3] + "..."
-
-
 def shown_path(path: str | Path) -> str:
     """A path for a message, escaped when it holds anything that does not print."""
     text = str(path)

@@ -14,8 +14,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from policies.errors import InputError
-from tuner.sim.files import shown
+from policies.errors import InputError, shown
 from tuner.sim.workload import FloatArray, IntArray
 
 _WHOLE = re.compile(r"[ \t]*[+-]?[0-9]{1,18}[ \t]*")
