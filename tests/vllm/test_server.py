@@ -20,6 +20,8 @@ import pytest
 from policies import wire
 from tests.contracts.tuning_protocol import in_force, push, taken
 from tests.vllm.server import AUTH, Server, make_model, serving
+from tuner.clock import SystemClock
+from tuner.observe.protocol import ProtocolReader
 
 pytestmark = pytest.mark.vllm
 
@@ -304,28 +306,31 @@ def test_thousands_of_pushes_under_load(server: Server) -> None:
         assert check_every_decode_moved(server, start.step - 1, done) > 20
 
 
+class Read:
+    """A server as the controller's reader sees it."""
+
+    def __init__(self, server: Server) -> None:
+        self.state, self.steps_after, self.requests_after = (
+            server.tuning_state,
+            server.steps_after,
+            server.requests_after,
+        )
+
+
 def test_reading_at_the_usual_pace_loses_nothing(server: Server) -> None:
-    state = server.tuning_state()
-    step, done, found, lost, ended = state.step - 1, server.requests_after(-1), [], 0, 0
-    requests_at = done.next
-    while earlier := server.requests_after(requests_at).sequence:
-        requests_at = earlier[-1]
+    reader = ProtocolReader(Read(server), SystemClock())
+    while (before := reader.read()).behind:
+        pass
+    readings = []
     with Load(server, 6) as load:
-        until_s = time.monotonic() + 6.0
-        while time.monotonic() < until_s:
+        for _ in range(6):
             time.sleep(1.0)
-            while (part := server.steps_after(step)).step:
-                found += part.step
-                lost += part.lost
-                step = part.next
-            while (rows := server.requests_after(requests_at)).sequence:
-                ended += len(rows.sequence)
-                lost += rows.lost
-                requests_at = rows.next
-    ended += len(server.requests_after(requests_at).sequence)
-    assert not load.failed and lost == 0
-    assert found == list(range(state.step, state.step + len(found))) and len(found) > 10
-    assert ended == load.asked
+            readings.append(reader.read())
+    readings.append(reader.read())
+    steps = [int(step) for reading in readings for step in reading.steps.step]
+    assert not load.failed and not any(reading.lost_steps or reading.lost_requests for reading in readings)
+    assert steps == list(range(before.state.step, before.state.step + len(steps))) and len(steps) > 10
+    assert sum(len(reading.requests) for reading in readings) == load.asked
 
 
 def test_who_may(server: Server) -> None:
