@@ -235,7 +235,10 @@ class KnobState(Wire):
 
 
 class BootEnvelope(Wire):
-    """What was fixed at start: null where the engine does not tell."""
+    """What was fixed at start: null where the engine does not tell.
+
+    plan_ahead: a step is planned while the one before it runs (vLLM's async scheduling).
+    """
 
     ceiling_tokens: Tokens
     max_running: Tokens
@@ -243,6 +246,7 @@ class BootEnvelope(Wire):
     kv_blocks: Count | None
     kv_block_tokens: Count | None
     chunking: bool
+    plan_ahead: bool = False
 
 
 class LeaseState(Wire):

@@ -68,6 +68,7 @@ def probe(scheduler: Any, knobs: Knobs, version: str) -> Probe:
             kv_blocks=int(config.cache_config.num_gpu_blocks or 0) or None,
             kv_block_tokens=int(getattr(scheduler, "block_size", 0)) or None,
             chunking=chunking,
+            plan_ahead=bool(getattr(knobs._config, "async_scheduling", False)),
         ),
         model=_printable(str(getattr(config.model_config, "model", "unknown"))),
         notes=tuple(_printable(note) for note in notes),

@@ -15,6 +15,7 @@ from policies.verify import RollbackThresholds
 from tests.control.doubles import BOLD, SLO, MemoryStore, Rig, answer_of, options, proposes, rig
 from tests.control.live import BOOT, LiveClock, LiveEngine, Traffic
 from tuner.control import wishes
+from tuner.control.child_window import engine_of
 from tuner.control.job import Answer, Job, WorkerError, WorkerFault
 from tuner.control.memory import KEY, Memory
 from tuner.control.outcome import CycleReason, CycleRecord, Stage
@@ -135,6 +136,21 @@ def test_no_twin_is_asked_about_a_pool_that_fills_and_whose_size_nobody_tells(
     run.run(3)
     assert bool(run.searcher.jobs) is asks
     assert (run.records[-1].reason is Reason.KV_BOUND) is not asks
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_twin_plans_ahead_where_the_engine_does(ahead: bool) -> None:
+    run = rig(proposes(verdict="keep"), options=options(search_requests=20))
+    state = run.engine.running.tuning_state
+
+    def told() -> wire.State:
+        seen = state()
+        return seen.model_copy(update={"envelope": seen.envelope.model_copy(update={"plan_ahead": ahead})})
+
+    assert state().envelope.plan_ahead is False, "our own engine plans a step when the one before it has ended"
+    run.engine.running.tuning_state = told  # type: ignore[method-assign]  # an engine that plans ahead
+    run.run(3)
+    assert engine_of(run.searcher.jobs[0].engine).boot.plan_ahead == int(ahead)
 
 
 # --- bad proposals -----------------------------------------------------------------------------

@@ -185,6 +185,13 @@ def test_state_gives_the_setting_in_force():
         parse(State, body(state(knobs=[]))).setting()
 
 
+def test_an_engine_that_does_not_tell_when_it_plans_plans_afterwards():
+    told = state()
+    assert parse(State, body(told)).envelope.plan_ahead is False
+    told["envelope"]["plan_ahead"] = True
+    assert parse(State, body(told)).envelope.plan_ahead is True
+
+
 KNOB = {"name": "chunk_cap_tokens", "mode": "live", "value": 1, "boot": 1, "min": 0, "max": 9}
 
 

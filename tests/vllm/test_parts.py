@@ -26,8 +26,9 @@ from policies.request import DEADLINE, FCFS, SHORTEST_FIRST, Setting
 def scheduler(**more: Any) -> SimpleNamespace:
     """What the probe reads of vLLM's scheduler."""
     config = SimpleNamespace(
-        max_num_batched_tokens=2048, long_prefill_token_threshold=0, enable_chunked_prefill=more.pop("chunked", True)
-    )
+        max_num_batched_tokens=2048, long_prefill_token_threshold=0, enable_chunked_prefill=more.pop("chunked", True),
+        async_scheduling=more.pop("ahead", None),
+    )  # fmt: skip
     parallel = SimpleNamespace(**{name: more.pop(name, 1) for name in ("data_parallel_size", "tensor_parallel_size")})
     model = SimpleNamespace(model="m\n", is_multimodal_model=more.pop("multimodal", False), runner_type="generate")
     whole = SimpleNamespace(
@@ -95,6 +96,11 @@ def test_what_is_missing_is_absent_with_its_reason(more: dict[str, Any], names: 
     result = found("0.27.0", **more)
     assert not result.read_only and not names & set(result.envelope.by_name)
     assert any(why in note for note in result.notes)
+
+
+@pytest.mark.parametrize(("ahead", "told"), [(True, True), (False, False), (None, False)])
+def test_a_scheduler_that_plans_ahead_says_so(ahead: bool | None, told: bool) -> None:
+    assert found(ahead=ahead).boot_envelope.plan_ahead is told
 
 
 def test_without_chunks_the_budget_holds_a_whole_prompt() -> None:

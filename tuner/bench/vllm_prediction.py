@@ -181,6 +181,7 @@ def engine_of(state: State) -> Engine:
         reserve_whole_prompt=1,
         contents=0,
         keep_decodes_moving=1,
+        plan_ahead=int(envelope.plan_ahead),
     )
     return Engine(boot, envelope.kv_blocks or UNKNOWN_KV_BLOCKS, envelope.max_running)
 

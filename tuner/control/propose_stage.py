@@ -100,6 +100,7 @@ def make_job(
             block_tokens=envelope.kv_block_tokens or DEFAULT_BLOCK_TOKENS,
             sequence_ceiling=max(envelope.max_running, 1),
             chunking=envelope.chunking,
+            plan_ahead=envelope.plan_ahead,
         ),
         model=dict(model._asdict()),
         noise_modelled_s=modelled,
