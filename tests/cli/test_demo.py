@@ -177,7 +177,7 @@ def processes_of(folder: Path) -> list[int]:
 @pytest.mark.slow
 def test_the_demo_runs_without_a_model_and_leaves_a_report_and_nothing_else(tmp_path: Path) -> None:
     out, err = start(tmp_path, "--span", "25s").communicate(timeout=300)
-    assert "report:" in out, err
+    assert "report:" in out and "live steps: a step takes" in out, err
     assert (tmp_path / "report" / "live.md").read_text().startswith("# Live run")
     assert "chat with it meanwhile" in err and "Traceback" not in err + out
     assert processes_of(tmp_path) == []

@@ -3,6 +3,7 @@
 from typing import Any
 
 from policies.guard import Action, Reason
+from policies.step_time import NAMED_MODELS
 from tuner.control.outcome import (
     CycleReason,
     CycleRecord,
@@ -29,7 +30,7 @@ def figures(**changes: Any) -> Figures:
 
 def fit(**changes: Any) -> FitPart:
     plain: dict[str, Any] = {
-        "coefficients": {"floor_s": 0.008, "slope_s_per_token": 4e-5}, "knee_tokens": 200.0, "knee_low_tokens": 180.0,
+        "coefficients": dict(NAMED_MODELS["8b-2tbs"]._asdict()), "knee_tokens": 200.0, "knee_low_tokens": 180.0,
         "knee_high_tokens": 230.0, "steps": 4096, "spread": 0.03, "seen_low_tokens": 1.0, "seen_high_tokens": 2048.0,
         "codes": (),
     }  # fmt: skip

@@ -127,3 +127,18 @@ def test_numbers_for_people() -> None:
     times = (0.0123, 0.9999, 1.254, 90.0, 300.0, 7200.0, 1e6)
     assert [seconds(value) for value in times] == ["12.3 ms", "1 s", "1.25 s", "90 s", "5 min", "2 h", "12 d"]
     assert [share(value) for value in (0.0, 0.973, 0.9994, 1.0)] == ["0 %", "97.3 %", "99.94 %", "100 %"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (None, 124.0, "no knee that the steps would hold (below 124 tokens if there is one) (floor_unknown)"),
+        (60.0, None, "no knee that the steps would hold (above 60 tokens if there is one) (floor_unknown)"),
+        (None, None, "a step model with no knee that the steps would hold (floor_unknown)"),
+    ],
+)
+def test_a_knee_that_the_steps_do_not_hold_is_bounded_where_they_bound_it(
+    low: float | None, high: float | None, said: str
+) -> None:
+    open_fit = fit(knee_tokens=None, knee_low_tokens=low, knee_high_tokens=high, codes=("floor_unknown",))
+    assert said in explain(hold(5, Reason.WITHIN_NOISE, fit=open_fit))[1]

@@ -10,7 +10,7 @@ from tests.control.live import SLOW, LiveEngine
 from tuner.control.fit_stage import Learner, checked_fit, noise_pairs
 from tuner.model.fit import fit_steps
 from tuner.model.reservoir import stratum_of
-from tuner.model.roofline import FitRefused, predict
+from tuner.model.roofline import FitCode, FitRefused, predict
 from tuner.observe.rows import StepRows
 
 
@@ -76,6 +76,19 @@ def test_refits_become_rarer_as_steps_come_in(steps: StepRows) -> None:
             learner.fit()
             fits += 1
     assert 2 <= fits <= 12
+
+
+def test_a_fit_with_an_open_side_is_repeated_soon(steps: StepRows) -> None:
+    engine = LiveEngine(jitter=0.02)
+    engine.silence()
+    for tokens in (20, 30, 40, 50):
+        engine.submit(tokens, 2 * tokens)
+    engine.advance(60.0)
+    learner = taught(steps_of(engine))
+    few = len(steps_of(engine).samples())
+    assert FitCode.SLOPE_UNKNOWN.value in learner.fit().codes and not learner.due
+    learner.take(steps.select(np.arange(few // 2 + 1)))
+    assert learner.due, "half as many again, far below what a closed one waits for"
 
 
 def test_a_refusal_is_not_repeated_on_the_same_steps() -> None:

@@ -97,6 +97,23 @@ def test_never_below_the_knee_the_floor_is_unknown() -> None:
     assert sum(TRUTH.slope_s_per_token in fit.intervals["slope_s_per_token"] for fit in found) >= 10
 
 
+def test_few_steps_that_grow_from_the_first_token_lack_a_floor_and_not_a_slope() -> None:
+    found = [fit_steps(fast_growing(seed)) for seed in range(12)]
+    assert all(fit.knee_tokens is None for fit in found)
+    assert all(FitCode.FLOOR_UNKNOWN in fit.codes and FitCode.SLOPE_UNKNOWN not in fit.codes for fit in found)
+
+
+def fast_growing(seed: int) -> StepSamples:
+    """60 lone steps of an engine without a floor, a quarter of them off by half: as a busy laptop shows them."""
+    chance = np.random.default_rng(seed)
+    tokens = chance.choice([1, 2, 8, 16, 32, 64, 128, 256, 512, 1024], 60)
+    prefill = np.where(tokens > 1, tokens, 0)
+    work = 0.5 * prefill.astype(float) ** 2
+    time_s = (0.06 + 8e-4 * tokens + 3e-7 * work) * np.exp(chance.normal(0.0, 0.25, 60))
+    nothing = np.zeros(60)
+    return StepSamples(time_s, prefill, tokens - prefill, np.ones(60), nothing, nothing, work)
+
+
 @pytest.mark.slow
 def test_an_engine_without_a_floor_has_no_knee_to_print() -> None:
     for fit in fits(TRUTH._replace(floor_s=0.0, kv_s_per_token=0.0)):

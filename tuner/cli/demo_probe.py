@@ -15,6 +15,8 @@ from tuner.ports.http import HttpPort
 WAIT_S = 120.0
 ANSWER_TOKENS = 24
 PROMPTS = (256, 1024)
+# Lone prompts about where a knee may be: twice each, as the first step of a size may pay for it.
+SMALL_PROMPTS = (8, 16, 32, 48, 64, 96, 128)
 # Token ids of prompts that every vocabulary has, above the special ones of most.
 IDS = (10, 250)
 LEAST_SLOPE = 1e-7
@@ -32,7 +34,8 @@ def measure(served: Served, model: Model, port: HttpPort) -> Speed:
     """A few requests, one after the other. Raises UnreachableError or RefusedError when the engine does not serve."""
     chance = random.Random(0)
     with httpx.Client(timeout=WAIT_S, trust_env=False) as http:
-        for prompt, answer in ((16, 4), (32, ANSWER_TOKENS), *((tokens, 2) for tokens in PROMPTS)):
+        small = [(tokens, 2) for tokens in 2 * SMALL_PROMPTS]
+        for prompt, answer in ((16, 4), (32, ANSWER_TOKENS), *small, *((tokens, 2) for tokens in PROMPTS)):
             tokens = [chance.randrange(*IDS) for _ in range(prompt)]
             _ask(http, served.base, model.name, tokens, answer)
     return speed_of(StepRows.from_wire(port.steps_after(-1)))

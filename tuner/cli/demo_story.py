@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from policies.guard import Action
+from policies.step_time import StepModel, step_time
 from tuner.cli.demo_plan import DOCUMENT_EVERY, Bounds, Plan, Speed
-from tuner.control.explain import explain, knobs, share
+from tuner.control.explain import explain, knee, knobs, share
 from tuner.control.explain_words import MEANING
 from tuner.control.outcome import CycleReason, CycleRecord, FitPart
 from tuner.model.roofline import REMEDIES, FitCode
@@ -137,18 +138,20 @@ def _knee(records: Sequence[CycleRecord]) -> str:
     fits = [record.fit for record in records if record.fit is not None]
     if not fits:
         return ""
-    fit = next((one for one in reversed(fits) if one.knee_tokens is not None), None)
-    if fit is None or fit.knee_tokens is None:
-        return _no_knee(fits[-1])
-    low, high = fit.knee_low_tokens, fit.knee_high_tokens
-    between = f" ({low:.0f} to {high:.0f})" if low is not None and high is not None else ""
-    return f"the knee of this machine with this model, from live steps: {fit.knee_tokens:.0f} tokens{between}"
-
-
-def _no_knee(fit: FitPart) -> str:
+    fit = next((one for one in reversed(fits) if one.knee_tokens is not None), fits[-1])
+    held = "the knee is at " if fit.knee_tokens is not None else ""
+    found = f"this machine with this model, from {fit.steps} live steps: {_price(fit)}; {held}{knee(fit)}"
+    if fit.knee_tokens is not None:
+        return found
     codes = [code for code in (FitCode.SLOPE_UNKNOWN, FitCode.FLOOR_UNKNOWN) if code.value in fit.codes]
-    why = f": {REMEDIES[codes[0]]}" if codes else ""
-    return f"the live steps hold no knee{why}"
+    return found + "".join(f"\n  {REMEDIES[code]}" for code in codes)
+
+
+def _price(fit: FitPart) -> str:
+    model = StepModel(**fit.coefficients)
+    least_s = step_time(model, 1, 1, 0.0, 0.5)
+    more_s = step_time(model, 1000, 1, 0.0, 1000 * 500.0) - least_s
+    return f"a step takes {_ms(least_s)} at least, 1,000 prompt tokens {_ms(more_s)} more"
 
 
 def _in_force(record: CycleRecord) -> dict[str, int | float]:

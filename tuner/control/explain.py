@@ -63,13 +63,21 @@ def _believed(record: CycleRecord) -> str:
 def _fit(fit: FitPart | None) -> str:
     if fit is None:
         return "no step model in this cycle"
+    drift = "" if fit.drift_ratio is None else f", steps now {fit.drift_ratio:.2f} times as long as it says"
     if fit.knee_tokens is None:
         codes = f" ({', '.join(fit.codes)})" if fit.codes else ""
-        return f"a step model without a knee that the data would hold{codes}"
+        return f"a step model with {knee(fit)}{codes}{drift}"
+    return f"the knee is at {knee(fit)} by {fit.steps} steps{drift}"
+
+
+def knee(fit: FitPart) -> str:
+    """The knee with its interval, or what the steps say of it when they do not hold one."""
     low, high = fit.knee_low_tokens, fit.knee_high_tokens
-    between = f" ({low:.0f} to {high:.0f})" if low is not None and high is not None else ""
-    drift = "" if fit.drift_ratio is None else f", steps now {fit.drift_ratio:.2f} times as long as it says"
-    return f"the knee is at {fit.knee_tokens:.0f} tokens{between} by {fit.steps} steps{drift}"
+    if fit.knee_tokens is not None:
+        between = f" ({low:.0f} to {high:.0f})" if low is not None and high is not None else ""
+        return f"{fit.knee_tokens:.0f} tokens{between}"
+    sides = [f"{side} {bound:.0f} tokens" for side, bound in (("above", low), ("below", high)) if bound is not None]
+    return "no knee that the steps would hold" + (f" ({' and '.join(sides)} if there is one)" if sides else "")
 
 
 def _twin(twin: TwinPart | None) -> str:

@@ -12,7 +12,7 @@ from tuner.control.parts import Store
 from tuner.model.drift import Drift, DriftAlarm
 from tuner.model.fit import MIN_STEPS, fit_steps
 from tuner.model.reservoir import Reservoir, stratum_of
-from tuner.model.roofline import Interval, StepFit, predict
+from tuner.model.roofline import FitCode, Interval, StepFit, predict
 from tuner.model.samples import StepSamples, join
 from tuner.observe.rows import StepRows
 from tuner.record import Part, Words
@@ -23,6 +23,8 @@ KEY = "model"
 CAPACITY_STEPS, FIRST_SEEN_STEPS = 1024, 256
 # A refit is worth its time when so many more steps have been seen, relative to the last one.
 REFIT_GROWTH, REFIT_LEAST_STEPS = 1.5, 400
+# While a side of the knee is open, growth alone is enough: the steps that close it are often among the next ones.
+OPEN = frozenset({FitCode.SLOPE_UNKNOWN.value, FitCode.FLOOR_UNKNOWN.value})
 # Steps of known sizes reach far enough when they cover this share of the sizes seen; otherwise first ones count too.
 REACH = 0.7
 # Steps of one size class (at least so many) may be off this far, in logarithms, before another fit is tried.
@@ -125,7 +127,10 @@ class Learner:
         """Whether a refit would tell more than the accepted model does."""
         if self._fitted_at_steps == 0:
             return True
-        return self._seen_steps >= max(REFIT_GROWTH * self._fitted_at_steps, self._fitted_at_steps + REFIT_LEAST_STEPS)
+        grown = REFIT_GROWTH * self._fitted_at_steps
+        if self.accepted is not None and not OPEN.isdisjoint(self.accepted.codes):
+            return self._seen_steps >= grown
+        return self._seen_steps >= max(grown, self._fitted_at_steps + REFIT_LEAST_STEPS)
 
     def fit(self) -> FitPart:
         """A refit; the accepted model from now on. Raises FitRefused, and then the one before stays."""

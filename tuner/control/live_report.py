@@ -5,7 +5,7 @@ from pathlib import Path
 
 from policies.errors import InputError
 from policies.guard import Action
-from tuner.control.explain import explain, knobs, points, share
+from tuner.control.explain import explain, knee, knobs, points, share
 from tuner.control.outcome import CycleRecord
 from tuner.control.parts import Store
 
@@ -59,11 +59,9 @@ def _summary(records: list[CycleRecord]) -> list[str]:
     seen = [r for r in records if r.observed is not None and r.observed.attainment is not None]
     if seen:
         lines.append(f"- requests within the targets: first {_share(seen[0])}, last {_share(seen[-1])}")
-    fits = [r.fit for r in records if r.fit is not None and r.fit.knee_tokens is not None]
-    if fits and fits[-1].knee_tokens is not None:
-        low, high = fits[-1].knee_low_tokens, fits[-1].knee_high_tokens
-        between = f" ({low:.0f} to {high:.0f})" if low is not None and high is not None else ""
-        lines.append(f"- knee: {fits[-1].knee_tokens:.0f} tokens{between}")
+    fits = [r.fit for r in records if r.fit is not None]
+    if fits:
+        lines.append(f"- the latest step model: {knee(fits[-1])}, by {fits[-1].steps} steps")
     if last.in_force is not None:
         lines.append(f"- in force at the end of the last cycle: {knobs(last.in_force)}")
     lines.append(f"- trials cost {last.spent_slo_s:.1f} SLO-seconds on the day of the last cycle")

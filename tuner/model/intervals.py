@@ -27,6 +27,8 @@ _MISFIT_INFLATION = 3.0
 _MISFIT_PATTERN = 0.1
 # A coefficient is unknown when its interval is this much of a typical step.
 _UNKNOWN_SHARE = 0.5
+# Below a knee steps grow by their requests and their context, and by less than this.
+_GROWTH = 3.0
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,19 @@ def _walk(evidence: Evidence, down: bool) -> float:
     return 0.0 if down else math.inf
 
 
+def _grew(evidence: Evidence) -> bool:
+    """Whether the longest steps compute for longer than everything else in them takes: they lie above any knee.
+
+    The slope itself may be open all the same, where long prompts' attention explains the growth as well.
+    """
+    model, samples = evidence.columns.model(evidence.best.free, evidence.best.softness), evidence.columns.samples
+    tokens, time_s = samples.computed_tokens, samples.duration_s
+    compute_s = model.slope_s_per_token * tokens + model.attention_s * samples.attention_work
+    short, long = tokens <= np.quantile(tokens, 0.1), tokens >= np.quantile(tokens, 0.98)
+    long_s = float(np.median(time_s[long]))
+    return long_s > _GROWTH * float(np.median(time_s[short])) and float(np.median(compute_s[long])) > 0.5 * long_s
+
+
 def unknowns(evidence: Evidence, knee: Interval, intervals: Mapping[str, Interval]) -> list[FitCode]:
     """What the steps do not hold, in a fixed order."""
     samples = evidence.columns.samples
@@ -219,7 +234,7 @@ def unknowns(evidence: Evidence, knee: Interval, intervals: Mapping[str, Interva
     found = []
     if evidence.pattern > _MISFIT_PATTERN:
         found.append(FitCode.MISFIT)
-    elif math.isinf(knee.high):
+    elif math.isinf(knee.high) and not (knee.low <= 0.0 and _grew(evidence)):
         found.append(FitCode.SLOPE_UNKNOWN)
     elif knee.low <= 0.0:
         found.append(FitCode.FLOOR_UNKNOWN)
