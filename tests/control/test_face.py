@@ -102,8 +102,9 @@ def test_healthy_while_cycles_come_ready_once_one_has_read_the_engine(bare: Rig)
     assert bare.ask("GET", "/healthz")[0] == 200
 
 
-def test_not_ready_while_the_engine_is_not_read_yet_healthy(bare: Rig) -> None:
-    for reason in (CycleReason.UNREACHABLE, CycleReason.UNAUTHORIZED, CycleReason.NO_PROTOCOL, CycleReason.GARBAGE):
+def test_not_ready_while_the_engine_is_not_read_or_nothing_can_be_kept_yet_healthy(bare: Rig) -> None:
+    unread = (CycleReason.UNREACHABLE, CycleReason.UNAUTHORIZED, CycleReason.NO_PROTOCOL, CycleReason.GARBAGE)
+    for reason in (*unread, CycleReason.STORE_FAILED):
         bare.face.publish(hold(1, reason))
         assert bare.ask("GET", "/readyz")[0] == 503 and bare.ask("GET", "/healthz")[0] == 200
 

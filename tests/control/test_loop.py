@@ -17,8 +17,10 @@ from tests.control.live import BOOT, LiveClock, LiveEngine, Traffic
 from tuner.control import wishes
 from tuner.control.child_window import engine_of
 from tuner.control.job import Answer, Job, WorkerError, WorkerFault
-from tuner.control.memory import KEY, Memory
+from tuner.control.memory import KEY, Memory, remember
 from tuner.control.outcome import CycleReason, CycleRecord, Stage
+from tuner.control.signals_codes import Signal
+from tuner.control.trust import Trust
 
 FITTING = Setting(step_tokens=512, max_running=32)
 
@@ -552,3 +554,29 @@ def test_a_neighbour_that_slows_the_engine_down_is_not_held_against_the_push() -
     assert verify is not None and (verify.verdict, verify.reason) == ("inconclusive", "no_matched_traffic")
     assert "times as long" in run.records[-1].detail and run.setting == FITTING
     assert memory_of(run).trust.ratio == 32.0
+
+
+@pytest.mark.slow
+def test_a_refit_after_a_drift_gives_the_search_its_reach_back() -> None:
+    """What failed, failed by the model that has been replaced."""
+    store = MemoryStore()
+    remember(store, Memory().but(trust=Trust(4.0, failed=3)))
+    run = rig(proposes(verdict="keep"), store=store)
+    run.run(110)  # the alarm learns what is usual from thousands of steps
+    assert run.records[-1].trust == 4.0
+    run.engine.slow = 1.6
+    run.run(40, until=lambda record: record.trust != 4.0)
+    assert run.records[-1].trust == 32.0
+    assert Signal.STEP_MODEL_DRIFTED.value in [signal.code for signal in run.records[-1].signals]
+
+
+def test_a_push_that_no_window_could_judge_is_not_looked_for() -> None:
+    """One request in ten seconds: a minute never sees the 40 that a verdict needs. A shadow may propose."""
+    slow, given = Traffic(rate_rps=0.1, documents=2), options(search_requests=10, window_s=600.0)
+    live = rig(proposes(step_tokens=512, gain=0.12), engine=LiveEngine(slow), options=given)
+    live.run(40)
+    assert not live.searcher.jobs and live.records[-1].reason is CycleReason.TOO_LITTLE_DATA
+    assert "lengthen cadence.verify_s" in live.records[-1].detail
+    shadow = rig(proposes(step_tokens=512), engine=LiveEngine(slow), options=replace(given, live=False))
+    shadow.run(40)
+    assert shadow.searcher.jobs and "verify_s" not in shadow.records[-1].detail

@@ -2,7 +2,8 @@
 
 import math
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,6 +24,8 @@ from tuner.control.exploration import Account, measured_cost_slo_s, predicted_co
 from tuner.control.figures import judgeable
 from tuner.control.matched import Side, compare, overdue
 from tuner.control.memory import Kept, Memory, Traffic, Tried, knobs_of, recall, remember
+from tuner.control.observe_stage import Seen
+from tuner.control.propose_stage import effective
 from tuner.control.push_stage import push_request
 from tuner.control.traffic import alike, traffic_of
 from tuner.control.trust import LEAST_RATIO, MOST_RATIO, Trust, region
@@ -354,3 +357,10 @@ def test_gap_targets_at_bounds_that_the_engine_does_not_count_are_judged_by_the_
     assert seen.overrides[0].targets[0].metric == "longest_gap"
     both = judgeable(Slo((Target("gap", 0.05, 0.99), Target("longest_gap", 0.2, 0.99))), ())
     assert [(t.metric, t.bound_s) for t in both.targets] == [("longest_gap", 0.05)], "the tighter of two stays"
+
+
+@pytest.mark.parametrize(("shown", "taken"), [(None, 512), (600, 512), (256, 256), (24, 32)])
+def test_a_budget_that_the_steps_show_is_taken_but_never_below_the_sequence_cap(shown: int | None, taken: int) -> None:
+    """A twin cannot run 32 requests in steps of 24 tokens; the engine that seems to is one that holds some back."""
+    seen = cast(Seen, SimpleNamespace(ceiling_tokens=shown, setting=Setting(step_tokens=512, max_running=32)))
+    assert effective(seen).step_tokens == taken

@@ -7,7 +7,6 @@ import argparse
 import contextlib
 import os
 import secrets
-import signal
 import sys
 import time
 from pathlib import Path
@@ -74,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         watch(controller, client, until_s, progress)
         progress.close()
         controller.stop()
-        client.stop(signal.SIGINT)
+        client.stop()
     records = _records(work / "state")
     print(closing(records))
     print(

@@ -9,8 +9,11 @@ from tuner.clock import Clock
 from tuner.control.outcome import CycleReason, CycleRecord, Stage
 
 BLIND = frozenset(
-    {CycleReason.UNREACHABLE, CycleReason.UNAUTHORIZED, CycleReason.NO_PROTOCOL, CycleReason.GARBAGE}
-)  # outcomes in which the engine was not read
+    {
+        CycleReason.UNREACHABLE, CycleReason.UNAUTHORIZED, CycleReason.NO_PROTOCOL, CycleReason.GARBAGE,
+        CycleReason.STORE_FAILED,
+    }
+)  # outcomes in which the engine was not read, or nothing could be done about what was  # fmt: skip
 HEALTHY_CYCLES, HEALTHY_MORE_S = 4.0, 60.0
 
 

@@ -15,7 +15,7 @@ from tuner.control.search_desk import SearchDesk
 from tuner.control.sight import Sighting
 from tuner.control.signals_codes import Signal
 from tuner.control.standing import Holder
-from tuner.control.trust import Bounds
+from tuner.control.trust import Bounds, Trust
 from tuner.model.roofline import FitRefused
 
 # What has ended may look well while others never get that far.
@@ -48,9 +48,12 @@ class Planner:
         learner = self._learner
         if not learner.enough or not learner.due:
             return
+        drifted = learner.drift is not None
         try:
             learner.fit()
             self._refused = ""
+            if drifted:  # what failed, failed by the model that has just been replaced
+                self._book.change(trust=Trust())
         except FitRefused as error:
             self._refused = one_line(f"{error.code.value}: {error}")
         draft.put(fit=learner.part())
@@ -66,6 +69,12 @@ class Planner:
         """The proposal that stands, or why there is none; asks the child for the next one."""
         why = self._no_search(sight)
         if why is not None:
+            if not self._judgeable(sight):
+                options = self._options
+                draft.note(
+                    f"a window of {options.verify_s:g} s sees fewer than {options.min_requests} requests, so no push "
+                    "could be judged: lengthen cadence.verify_s"
+                )
             return Found(None, why)
         if self._learner.model is None or self._learner.drift is not None:
             draft.note(self._refused)
@@ -113,9 +122,14 @@ class Planner:
             return sight.freeze
         if seen.hidden_pool_fills:
             return Reason.KV_BOUND
-        if len(seen.demand) < self._options.search_requests:
+        if len(seen.demand) < self._options.search_requests or not self._judgeable(sight):
             return CycleReason.TOO_LITTLE_DATA
         return CycleReason.NO_TARGETS_MISSED if self._healthy(sight) else None
+
+    def _judgeable(self, sight: Sighting) -> bool:
+        """Whether the window after a push would see enough requests for a verdict; a proposal alone needs none."""
+        traffic, options = sight.seen.traffic, self._options
+        return not options.live or traffic is None or traffic.rate_rps * options.verify_s >= options.min_requests
 
     def _healthy(self, sight: Sighting) -> bool:
         """Whether everybody is served within the targets, those who still wait among them."""

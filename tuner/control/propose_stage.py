@@ -60,9 +60,14 @@ class Found:
 
 
 def effective(seen: Seen) -> Setting:
-    """What the window ran under: where the steps show a smaller budget than the one that is set, that one."""
+    """What the window ran under: where the steps show a smaller budget than the one that is set, that one.
+
+    Never below a token for each request that may run, which is the least that a budget can be.
+    """
     ceiling, setting = seen.ceiling_tokens, seen.setting
-    return setting if ceiling is None or ceiling >= setting.step_tokens else setting._replace(step_tokens=ceiling)
+    if ceiling is None or ceiling >= setting.step_tokens:
+        return setting
+    return setting._replace(step_tokens=min(setting.step_tokens, max(ceiling, setting.max_running)))
 
 
 def searched(seen: Seen, operator: Mapping[str, tuple[float, float]], trust: Trust, silent: Iterable[str]) -> Bounds:
