@@ -567,7 +567,7 @@ def test_a_refit_after_a_drift_gives_the_search_its_reach_back() -> None:
     run.engine.slow = 1.6
     run.run(40, until=lambda record: record.trust != 4.0)
     assert run.records[-1].trust == 32.0
-    assert Signal.STEP_MODEL_DRIFTED.value in [signal.code for signal in run.records[-1].signals]
+    assert Signal.STEP_MODEL_DRIFTED.value in [signal.code for signal in run.records[-2].signals]
 
 
 def test_a_push_that_no_window_could_judge_is_not_looked_for() -> None:
