@@ -65,7 +65,7 @@ def test_infeasible_is_1_and_the_report_is_written(
     mix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert rooftune(*_words(mix, "--ttft-p99", "1ms", "--gap-p50", "1ms", "--out", tmp_path, "--quiet")) == 1
-    assert capsys.readouterr().out.startswith("Nothing meets every target")
+    assert capsys.readouterr().out.startswith("No setting meets every target")
     assert {path.name for path in tmp_path.iterdir()} == NAMES
     record = record_from_json((tmp_path / "report.json").read_text(), "report.json")
     assert record.verdict == "infeasible"

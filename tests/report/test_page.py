@@ -103,6 +103,9 @@ def test_first_screen_says_what_why_how_and_undo() -> None:
         "Set token budget to 704 tokens and chunk cap to 128 tokens",
         "98.0 % of requests meet every target, against 10.0 %",
         "± 1.23 percentage points",
+        "+88.0 ± 1.23",
+        "good requests, defaults (assumed)10.0 %",
+        "without --max-num-scheduled-tokens and --long-prefill-token-threshold",
         "--max-num-scheduled-tokens 704",
         "--long-prefill-token-threshold 128",
         "--max-num-batched-tokens 2048",
@@ -175,7 +178,7 @@ def test_seconds(value: Any, said: str) -> None:
 def test_what_misses_a_target_is_not_called_recommended() -> None:
     made = record(verdict="infeasible", best=trial("search", 512, 16, feasible=False))
     for text in (html_page(made), markdown_page(made), summary(made)):
-        assert "Nothing meets every target" in text
+        assert "No setting meets every target" in text
         assert "recommended" not in text
 
 

@@ -97,11 +97,12 @@ def _model(source: str) -> dict[str, Any]:
 
 def test_the_verdict_says_what_was_measured_and_checked() -> None:
     assumed = verdict(record())
-    assert "unchecked twin" in assumed and "assumed step times" in assumed and "try it on one server first" in assumed
+    assert "not compared with your engine, with assumed step times (8b-2tbs: constants" in assumed
+    assert "try it on one server first" in assumed
     measured = verdict(record(step_model=_model("measured")))
-    assert "unchecked twin and measured step times. Try it on one server first" in measured
+    assert "not compared with your engine, with measured step times. Try it on one server first" in measured
     checked = verdict(record(step_model=_model("measured"), twin_error={"ttft_p99": 0.02, "gap_p99": -0.04}))
-    assert "a checked twin (off by at most 4.0 % where checked)" in checked and "unchecked" not in checked
+    assert "a checked twin (off by at most 4.0 % where checked)" in checked and "not compared" not in checked
     assert "server" not in verdict(record(**KEEP))
 
 
@@ -109,6 +110,8 @@ def test_what_to_look_at_are_the_targets() -> None:
     said = watch(record())
     assert "time to first token p99 within 2 s (simulated 1.87 s)" in said
     assert "gap between tokens p99 within 30 ms (simulated 22 ms)" in said
+    # What is foretold must not be a reason to undo it.
+    assert said.endswith("Undo it if one is clearly worse than both its target and its simulated value.")
     assert watch(record(**KEEP)) == trade(record(**KEEP)) == cause(record(**KEEP)) == ""
 
 

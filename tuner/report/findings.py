@@ -1,6 +1,6 @@
 """Findings in words: little to gain, knobs that a stock engine lacks, what cannot be had and what could."""
 
-from tuner.record import RunRecord
+from tuner.record import MarginPart, RunRecord
 from tuner.report import words
 
 # Fewer requests at a time than this, each prompt within one step: hardly a step is ever shared, so no budget matters.
@@ -73,6 +73,17 @@ def target_floor_s(record: RunRecord, index: int) -> float | None:
     return min((value for value in reached if isinstance(value, float)), default=None)
 
 
+def missed(row: MarginPart) -> bool:
+    """Whether that target is missed."""
+    return row.margin == "inf" or (isinstance(row.margin, float) and row.margin > 0)
+
+
+def _part_of(scale: float) -> str:
+    """A rate's small multiple as people say it: ``1/64``; others as they are."""
+    whole = round(1.0 / scale)
+    return f"1/{whole}" if whole > 1 and abs(1.0 / whole - scale) < 0.01 * scale else f"{scale:.3g}"
+
+
 def unreachable_words(record: RunRecord, index: int) -> str:
     """What cannot be had and what could: the binding target, its floor, and the rate that would do."""
     part, row = record.targets[index], record.best.margins[index]
@@ -81,17 +92,27 @@ def unreachable_words(record: RunRecord, index: int) -> str:
     if floor is None:
         said += " No setting tried ever gave a value for it."
     elif floor > part.bound_s:
-        said += f" The best that any setting tried reached is {words.seconds(floor)}, above the bound."
+        said += f" Of all settings tried the best for this target alone comes to {words.seconds(floor)}."
     else:
         said += f" Alone it could be met (best seen {words.seconds(floor)}), but not together with the others."
+    others = [
+        f"{words.target(other)} ({words.seconds(found.measured_s)})"
+        for at, (other, found) in enumerate(zip(record.targets, record.best.margins, strict=True))
+        if at != index and missed(found)
+    ]
+    if others:
+        said += f" Missed as well: {'; '.join(others)}."
     if "order_policy" not in record.search.knobs:
-        said += " With Rooftune's hook there are more knobs to try: search again with --engine rooftune."
+        said += (
+            " Rooftune's hook gives vLLM more knobs: rooftune recommend with --engine rooftune searches these, too."
+        )
     rate = record.feasible
     if rate is None:
         return said
     if rate.scale is None:
         return (
-            f"{said} It would miss a target even at {rate.lowest_scale:.3g} times the rate: the targets are too tight."
+            f"{said} Even at {_part_of(rate.lowest_scale)} of this rate a target would be missed: for this traffic the "
+            "targets are too tight."
         )
     within = "" if rate.width is None else f", at {words.share(rate.width)} more it would not"
     return (

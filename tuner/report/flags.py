@@ -61,7 +61,8 @@ def flag_words(record: RunRecord) -> tuple[str, ...]:
     if ceiling > budget:
         said.append(
             f"--max-num-batched-tokens {ceiling} is only the ceiling, fixed at start: room to move the budget later "
-            "without a restart. It costs memory for buffers, and so some KV blocks."
+            "without a restart (Rooftune's hook does that). It costs memory for buffers, and so some KV blocks; "
+            f"without that room give --max-num-batched-tokens {budget:g} alone."
         )
     return (*said, "Keep your other flags (model, port, parallelism) as they are.")
 
@@ -77,6 +78,12 @@ def vllm_flags_before(record: RunRecord) -> Flags:
         lines.append(f"--long-prefill-token-threshold {s['chunk_cap_tokens']:g}")
     lines.append(f"--max-num-seqs {s.get('max_running', record.engine.max_seqs):g}")
     return Flags(tuple(lines), ())
+
+
+def flags_added(record: RunRecord) -> tuple[str, ...]:
+    """Names of the flags that the recommendation gives and the setting in force does not."""
+    had = {line.split()[0] for line in vllm_flags_before(record).lines}
+    return tuple(name for line in vllm_flags(record, record.best).lines if (name := line.split()[0]) not in had)
 
 
 VLLM_VERSIONS = ("vLLM 0.12", "vLLM 0.20", "vLLM 0.27", "vLLM 0.32")

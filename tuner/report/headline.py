@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from tuner.record import RunRecord, TrialPart
 from tuner.report import reason, trust, words
-from tuner.report.findings import extras, first_words, little_to_gain, unreachable_words
-from tuner.report.flags import vllm_flags_before
+from tuner.report.findings import extras, first_words, little_to_gain, missed, unreachable_words
+from tuner.report.flags import flags_added, vllm_flags_before
 from tuner.report.trust import moves
 
 
@@ -53,7 +53,12 @@ def headline(record: RunRecord) -> Headline:
 
 def after_word(record: RunRecord) -> str:
     """What to call the setting beside the one in force: nobody recommends what misses a target."""
-    return "nearest" if record.verdict == "infeasible" else "recommended"
+    return "best found" if record.verdict == "infeasible" else "recommended"
+
+
+def before_word(record: RunRecord) -> str:
+    """What to call the setting to change from: nobody's server was asked when it is assumed."""
+    return "defaults (assumed)" if record.current_source == "assumed" else "in force"
 
 
 def good_share(trial: TrialPart) -> str:
@@ -126,7 +131,7 @@ def _plain_title(record: RunRecord) -> str:
         moved = [*moved[: MOST_IN_TITLE - 1], f"{len(moved) - MOST_IN_TITLE + 1} more knobs"]
     listed = " and ".join([", ".join(moved[:-1]), *moved[-1:]]) if len(moved) > 1 else "".join(moved)
     if record.verdict == "infeasible":
-        return f"Nothing meets every target on this traffic; nearest: {listed or 'the setting in force'}"
+        return f"No setting meets every target here; best found: {listed or 'the setting in force'}"
     return f"Set {listed}" if moved else "Change nothing"
 
 
@@ -152,7 +157,10 @@ def _what(record: RunRecord) -> str:
         return f"Keep {words.setting(record.current)}."
     if record.verdict == "infeasible":
         most = "with most tokens per second" if record.objective == "tokens_per_s" else "with most good requests"
-        return f"No setting meets every target for the whole run. The one {most}: {moved}."
+        return (
+            f"No setting meets every target over the whole run. The one {most}: {moved}. "
+            "Take it if its trade suits you."
+        )
     return f"Change {moved}."
 
 
@@ -193,19 +201,23 @@ def _binding(record: RunRecord) -> str:
         return unreachable_words(record, record.binding)
     part, row = record.targets[record.binding], record.best.margins[record.binding]
     measured = "" if row.measured_s is None else f": simulated {words.seconds(row.measured_s)}"
-    missed = row.margin == "inf" or (isinstance(row.margin, float) and row.margin > 0)
-    which = "missed by most" if missed else "with least to spare"
+    which = "missed by most" if missed(row) else "with least to spare"
     return f"The target {which}: {words.target(part)}{measured} ({words.margin(row.margin)})."
 
 
 def _undo_first(record: RunRecord) -> str:
     if not moves(record) or record.current_source != "assumed":
         return ""
-    return "Save your present command line first: these are vLLM's defaults, assumed, not read from your server."
+    return "Save your present command line first: what stands here are vLLM's defaults, assumed and not read from it."
 
 
 def _undo(record: RunRecord) -> str:
     if not moves(record):
         return "Nothing to undo."
     hook = " and without the hook's policies" if extras(record) else ""
-    return f"Restart the engine with the flags it had{hook}: {vllm_flags_before(record).text}"
+    return f"Restart the engine with the flags it had{hook}: {vllm_flags_before(record).text}{_without(record)}"
+
+
+def _without(record: RunRecord) -> str:
+    added = flags_added(record)
+    return f", without {' and '.join(added)}" if added else ""

@@ -4,7 +4,7 @@ import re
 
 from tuner.record import RunRecord
 from tuner.report import tables, words
-from tuner.report.flags import flag_words, vllm_flags, vllm_flags_before
+from tuner.report.flags import flag_words, flags_added, vllm_flags, vllm_flags_before
 from tuner.report.glossary import GLOSSARY, SHORT
 from tuner.report.headline import Headline, headline
 from tuner.report.tables import Table
@@ -74,6 +74,7 @@ def _how(record: RunRecord, head: Headline) -> list[str]:
     return [
         f"- **How:** start vLLM with `{flags.text}`",
         *(f"  - {escaped(note)}" for note in (*flag_words(record), *flags.notes)),
-        f"- **Undo:** {first}restart it with the flags it had: `{vllm_flags_before(record).text}`",
+        f"- **Undo:** {first}restart it with the flags it had: `{vllm_flags_before(record).text}`"
+        + (f", without {' and '.join(f'`{name}`' for name in added)}" if (added := flags_added(record)) else ""),
         f"- **Then:** {escaped(head.watch)}",
     ]

@@ -9,14 +9,20 @@ from markupsafe import Markup
 from tuner.record import RunRecord
 from tuner.report import tables, words
 from tuner.report.charts import charts
-from tuner.report.flags import flag_words, vllm_flags, vllm_flags_before
+from tuner.report.flags import flag_words, flags_added, vllm_flags, vllm_flags_before
 from tuner.report.glossary import GLOSSARY, SHORT
-from tuner.report.headline import after_word, headline
+from tuner.report.headline import after_word, before_word, headline
 from tuner.report.trust import moves
 
 
 def _source(name: str) -> str:
     return (files("tuner.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _difference(record: RunRecord) -> str:
+    """Of the shares of good requests, in percentage points with their sign."""
+    before, after = record.current.attainment, record.best.attainment
+    return words.NO_VALUE if before is None or after is None else f"{(after - before) * 100:+.1f}"
 
 
 @cache
@@ -52,10 +58,13 @@ def html_page(record: RunRecord) -> str:
             head=headline(record),
             words=words,
             after_word=after_word(record),
+            before_word=before_word(record),
+            difference=_difference(record),
             moves=moves(record),
             flags=vllm_flags(record, record.best),
             flag_words=flag_words(record),
             flags_before=vllm_flags_before(record),
+            flags_added=flags_added(record),
             tables=shown,
             charts=charts(record),
             short=SHORT,

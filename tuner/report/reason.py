@@ -22,14 +22,14 @@ def cause(record: RunRecord) -> str:
     before, after = record.current.setting, record.best.setting
     old, new = before["step_tokens"], after["step_tokens"]
     old_cap, new_cap = int(before.get("chunk_cap_tokens", 0)), int(after.get("chunk_cap_tokens", 0))
-    most = words.tokens(new) + (f" (of any one prompt at most {new_cap:,})" if new_cap and new_cap != old_cap else "")
+    most = words.tokens(new) + (f" (at most {new_cap:,} of any one prompt)" if new_cap and new_cap != old_cap else "")
     if new < old:
         then = f"With steps of at most {most} prompts"
         if _evener(record):
             then = f"Steps of at most {most} end sooner and keep the answers flowing; prompts then"
         later = ", and first tokens come later" if _first_tokens(record) > 0 else ""
         return (
-            f"Today one step may compute up to {words.tokens(old)}, and everybody whose answer is being written waits "
+            f"Today one step may compute up to {words.tokens(old)}, and every answer under way waits "
             f"until it ends. {then} need more steps to be read{later}."
         )
     if new > old:

@@ -6,7 +6,7 @@ from tuner.report import words
 _STEP_TIMES: dict[Source, str] = {
     "measured": "measured step times",
     "simulated": "simulated step times",
-    "assumed": "assumed step times (constants of a named model, not your hardware)",
+    "assumed": "assumed step times",
     "given": "step times you gave",
 }
 
@@ -19,11 +19,13 @@ def moves(record: RunRecord) -> bool:
 def verdict(record: RunRecord) -> str:
     """One line: measured, or simulated with a twin that was checked or not; and what that is good for."""
     times = _STEP_TIMES[record.step_model.source]
+    if record.step_model.source == "assumed":
+        times += f" ({record.step_model.name}: constants, not your hardware)"
     if record.twin_error:
         worst = max(abs(error) for error in record.twin_error.values())
         said = f"Simulated, with a checked twin (off by at most {words.share(worst)} where checked) and {times}"
     else:
-        said = f"Simulated, not measured, with an unchecked twin and {times}"
+        said = f"Simulated, not measured, by a twin that was not compared with your engine, with {times}"
     if not moves(record):
         return f"{said}."
     if record.twin_error and record.step_model.source == "measured":
@@ -43,7 +45,10 @@ def watch(record: RunRecord) -> str:
         f"{words.target(part)} (simulated {words.seconds(row.measured_s)})"
         for part, row in zip(record.targets, record.best.margins, strict=True)
     ]
-    return f"After the change look at {'; '.join(looked_at)}. Undo it if one is worse than its target and than today."
+    return (
+        f"After the change look at {'; '.join(looked_at)}. "
+        "Undo it if one is clearly worse than both its target and its simulated value."
+    )
 
 
 def _first_token_only(record: RunRecord) -> list[str]:
