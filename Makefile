@@ -63,8 +63,10 @@ check: lint types fast-tests
 
 bench: $(VENV)/.dev
 	$(BIN)/rooftune bench
-	@# The page is about measurements that the project does not ship: without them the committed one stays.
-	if [ -d ../shared/data ]; then $(BIN)/python -m tuner.bench.truth docs/truth.md; fi
+	@# These pages are about measurements that the project does not ship: without them the committed ones stay.
+	if [ -d ../shared/data ]; then \
+		$(BIN)/python -m tuner.bench.truth docs/truth.md && $(BIN)/python -m tuner.bench.policies_page docs/policies.md; \
+	fi
 
 # For a machine with a CUDA card, under 5 minutes: equality with transformers' own generate, then step time and knee.
 gpu-check: $(VENV)/.engine
