@@ -14,6 +14,7 @@ from engine.step import ModelFacts
 from engine.torch.attention import NAME as ATTENTION
 from engine.torch.kv_store import KvStore
 from engine.torch.memory import auto_kv_blocks
+from engine.torch.packed import can_pack, pack_linears
 from engine.torch.runner import TorchRunner
 from policies.errors import InputError, bad_value
 
@@ -53,7 +54,8 @@ def load_runner(
         some = ", ".join(sorted(report["missing_keys"])[:3])
         count = len(report["missing_keys"])
         raise InputError(f"the weights of {source!r} lack {count} tensors ({some}); fetch it again")
-    return make_runner(model.to(place), name=source, kv_blocks=kv_blocks, block_tokens=block_tokens)
+    # The model is ours alone, so its weights may change their layout.
+    return make_runner(model.to(place), name=source, kv_blocks=kv_blocks, block_tokens=block_tokens, pack=True)
 
 
 def make_runner(
@@ -62,8 +64,13 @@ def make_runner(
     name: str,
     kv_blocks: int | Literal["auto"] = "auto",
     block_tokens: int = DEFAULT_BLOCK_TOKENS,
+    pack: bool = False,
 ) -> TorchRunner:
-    """A runner for a model that is in memory already, on its device and in its dtype; sets its attention to ours."""
+    """A runner for a model that is in memory already, on its device and in its dtype; sets its attention to ours.
+
+    pack: give its linear layers the layout of ``engine.torch.packed`` where that helps; nothing else can run the
+    model as it was then.
+    """
     config = model.config
     check_config(config, name)
     model.set_attn_implementation(ATTENTION)
@@ -73,6 +80,10 @@ def make_runner(
     if block_tokens < 1:
         raise bad_value("block size", block_tokens, "at least 1 token", "16 is usual")
     most_tokens = int(config.max_position_embeddings)
+    parameters = sum(weight.numel() for weight in model.parameters())
+    weight_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    if pack and can_pack(model):
+        pack_linears(model)
     if kv_blocks == "auto":
         kv_blocks = auto_kv_blocks(model.device, token_bytes * block_tokens, most_tokens, block_tokens)
     store = KvStore(
@@ -87,8 +98,8 @@ def make_runner(
     facts = ModelFacts(
         name=name,
         family=config.model_type,
-        parameters=sum(weight.numel() for weight in model.parameters()),
-        weight_bytes=sum(weight.numel() * weight.element_size() for weight in model.parameters()),
+        parameters=parameters,
+        weight_bytes=weight_bytes,
         kv_bytes_per_token=token_bytes,
         layers=layers,
         vocab_tokens=int(config.vocab_size),

@@ -16,6 +16,7 @@ from engine.torch import memory  # noqa: E402
 from engine.torch.get_model import get_model  # noqa: E402
 from engine.torch.load import choose_device, choose_dtype, load_runner, load_tokenizer  # noqa: E402
 from engine.torch.make_model import make_model  # noqa: E402
+from engine.torch.packed import PackedLinear, can_pack  # noqa: E402
 from policies.errors import InfeasibleError, InputError  # noqa: E402
 
 TEXT = "The capital of France?\n  Zwölf Boxkämpfer, 東京 and 😀.\n"
@@ -38,6 +39,24 @@ def test_a_made_model_loads_and_runs(made: Path) -> None:
     assert (facts.kv_tokens, facts.max_model_tokens, facts.eos_token_ids) == (128, 512, (2,))
     (token,) = runner.run(StepBatch((Segment([5, 6, 7], 0, [3], True),)))
     assert 0 <= token < facts.vocab_tokens
+
+
+def test_in_bfloat16_on_a_cpu_the_linear_layers_are_packed_and_say_the_same(made: Path) -> None:
+    if not can_pack(torch.nn.Linear(1, 1, dtype=torch.bfloat16)):
+        pytest.skip("this CPU or this torch has no packed bfloat16 product")
+    packed = load_runner(str(made), device="cpu", dtype="bfloat16", kv_blocks=8)
+    plain = load_runner(str(made), device="cpu", dtype="float32", kv_blocks=8)
+    kinds = [type(module) for module in packed._inner.modules()]
+    assert kinds.count(PackedLinear) == 2 * 7 and torch.nn.Linear not in kinds
+    assert type(packed._head) is PackedLinear
+    assert PackedLinear not in map(type, plain._inner.modules()), "float32 keeps torch's own sums"
+    facts = packed.facts
+    assert facts.parameters == plain.facts.parameters and facts.weight_bytes == 2 * facts.parameters
+    for rows in (1, 7, 200):
+        hidden = torch.randn(2, rows, 64, generator=torch.Generator().manual_seed(rows)).to(torch.bfloat16)
+        linear = torch.nn.Linear(64, 48, bias=rows == 7, dtype=torch.bfloat16)
+        with torch.inference_mode():
+            torch.testing.assert_close(PackedLinear(linear)(hidden), linear(hidden), rtol=0.02, atol=0.02)
 
 
 def test_its_tokenizer_encodes_any_text_and_has_a_chat_template(made: Path) -> None:
