@@ -10,6 +10,7 @@ from typing import Any
 from engine.vllm.knobs import NO_CAP, Knobs
 from engine.vllm.lists import WaitingOrder, by_admission, decodes_first, hide, unhide
 from engine.vllm.outlook import Lookout, Outlook, blocked, wanted_tokens
+from engine.vllm.probe import length_of
 from engine.vllm.records import Recorder
 from policies.packing import effective_chunk_cap
 from policies.request import FCFS, Setting
@@ -20,6 +21,8 @@ class Arranger:
 
     def __init__(self, scheduler: Any, knobs: Knobs, recorder: Recorder) -> None:
         self._scheduler, self._knobs, self._recorder = scheduler, knobs, recorder
+        self._length = length_of(scheduler.waiting)
+        self._stands: tuple[Setting, int, int] | None = None  # setting, budget, joins under which nothing moved
         self._can_skip = hasattr(scheduler, "current_step")
         self._before: list[Any] = []
         self._held: list[Any] = []
@@ -34,20 +37,30 @@ class Arranger:
     def before(self, setting: Setting, budget: int, now_s: float) -> None:
         """Budget and caps of this step and whatever else the setting asks for."""
         knobs, recorder, scheduler = self._knobs, self._recorder, self._scheduler
+        running, waits = len(scheduler.running), self._length(scheduler.waiting) > 0
+        # Nobody reads and nobody can be admitted: whatever is set stays set, and the queue's order is no matter yet.
+        quiet = not recorder.partials and not (waits and running < setting.max_running)
+        ordered = setting.order_policy != FCFS
+        if quiet and waits and ordered and not self._disappointed:
+            self._expected = running
+        if quiet and self._stands == (setting, budget, recorder.joins):
+            return
+        self._stands = (setting, budget, recorder.joins) if quiet else None
         knobs.set_budget(budget)
         knobs.set_active(setting.max_running)
-        if setting.order_policy != FCFS or self._reordered:
+        if ordered or self._reordered:
             self._follow(setting, now_s)
+        if quiet:
+            knobs.set_cap(setting.chunk_cap_tokens, setting.adaptive_chunk_cap != 0)
+            return
         capped = setting.max_partial_prefills > 0 or setting.max_long_partial_prefills > 0
         cap = self._cap(setting)
-        if not recorder.partials and not scheduler.waiting:
-            knobs.set_cap(setting.chunk_cap_tokens, setting.adaptive_chunk_cap != 0)
-        elif setting.order_policy != FCFS:
+        if ordered:
             lookout = Lookout(scheduler, recorder, setting, budget, cap, now_s)
             outlook = lookout.by_policy(admitting=not self._disappointed)
             self._by_policy(setting, outlook, budget - recorder.decoders, cap)
         else:
-            if capped and scheduler.waiting:
+            if capped and waits:
                 self._hold_back(Lookout(scheduler, recorder, setting, budget, cap, now_s).first_come())
             self._keep_decodes_moving(setting, budget, cap)
 
@@ -71,7 +84,7 @@ class Arranger:
 
     def _cap(self, setting: Setting) -> int:
         """The chunk cap that vLLM would apply: none for a lone request, never below a fair share when adaptive."""
-        eligible = len(self._scheduler.running) + len(self._scheduler.waiting)
+        eligible = len(self._scheduler.running) + self._length(self._scheduler.waiting)
         cap = setting.chunk_cap_tokens
         if cap <= 0 or eligible <= 1:
             return NO_CAP

@@ -32,10 +32,10 @@ def utility(core: Any, what: str, body: str) -> "list[int | str] | Future[list[i
         return [status, text]
     if what == "state":
         return [200, read(hook.desk, what, -1)]
-    if what == "requests":
-        hook.recorder.close_all()
     return _WRITER.submit(_rows, hook, what, int(body))
 
 
 def _rows(hook: Hook, what: str, after: int) -> list[int | str]:
+    if what == "requests":
+        hook.recorder.close_all()
     return [200, read(hook.desk, what, after)]

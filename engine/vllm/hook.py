@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from engine.interface import FinishReason
-from engine.protocol import About, InForce, TuningDesk
+from engine.protocol import About
 from engine.vllm.arrange import Arranger
+from engine.vllm.budgets import Budgets
+from engine.vllm.desk import RowDesk
 from engine.vllm.knobs import Knobs
-from engine.vllm.probe import missing, probe
+from engine.vllm.probe import length_of, missing, pool_of, probe
 from engine.vllm.records import Recorder
-from policies.budget import step_budget
 from policies.packing import effective_budget
 from policies.request import FIXED_BUDGET, Boot
 
@@ -35,69 +35,69 @@ class Hook:
         self.knobs = Knobs(scheduler)
         found = probe(scheduler, self.knobs, version)
         about = About("vllm", version, found.model, found.boot_envelope)
-        self.desk = TuningDesk(about, found.envelope, self.knobs.boot, now_s, gap_bounds_s=GAP_BOUNDS_S)
+        pool, used = pool_of(scheduler.kv_cache_manager)
+        self.desk = RowDesk(about, found.envelope, self.knobs.boot, now_s, gap_bounds_s=GAP_BOUNDS_S, used=used)
         for note in found.notes:
             self.desk.note(note)
             LOG.warning("rooftune: %s", note)
-        self.recorder = Recorder(self.desk, GAP_BOUNDS_S, one_token=found.one_token)
+        self._length = length_of(scheduler.waiting)
+        self.recorder = Recorder(
+            scheduler, self.desk, GAP_BOUNDS_S, now_s, one_token=found.one_token, pool=pool, length=self._length
+        )
         self.arranger = Arranger(scheduler, self.knobs, self.recorder)
+        # Straight there: a call less in every step.
+        self.updated, self.ended = self.recorder.updated, self.recorder.ended
         self.on = True
         self.moved = False  # something was ever pushed; until then vLLM is left exactly as it is
         self._boot = Boot(self.knobs.ceiling_tokens, 1, int(found.boot_envelope.chunking), 1, 0, 1)
+        self._budgets = Budgets(self._boot)
         self._revision = 0
+        self._defers = hasattr(scheduler, "deferred_waiting")
 
-    def before(self, now_s: float) -> tuple[InForce, int]:
-        """Arrange the step that is about to be planned; returns what it runs under and its budget (tokens)."""
-        force = self.desk.begin_step(now_s)
-        setting, recorder, scheduler = force.setting, self.recorder, self._scheduler
-        if force.revision != self._revision:
-            self._revision = force.revision
+    def before(self, now_s: float) -> tuple[int, int, int]:
+        """Arrange the step that is about to be planned; returns its number, its revision and its budget (tokens)."""
+        desk, recorder, scheduler = self.desk, self.recorder, self._scheduler
+        step = desk.begin(now_s)
+        setting, model, revision = desk.force
+        if revision != self._revision:
+            self._revision = revision
             self.moved = True
+        budget = setting.step_tokens
         if not self.moved:
-            return force, setting.step_tokens
+            return step, revision, budget
         if recorder.decoders + len(recorder.partials) != len(scheduler.running):
             recorder.recount(scheduler.running)
-        budget = setting.step_tokens
         if setting.budget_policy != FIXED_BUDGET:
             first = next(iter(recorder.partials.values()), None)
-            budget = step_budget(
+            budget = self._budgets.ask(
                 setting,
-                self._boot,
-                force.step_model,
+                model,
                 recorder.decoders,
                 recorder.context,
-                len(recorder.partials) + len(scheduler.waiting),
+                len(recorder.partials) + self._length(scheduler.waiting),
                 0 if first is None else first.num_computed_tokens,
             )
         budget = effective_budget(budget, self._boot.ceiling_tokens, recorder.decoders)
         self.arranger.before(setting, budget, now_s)
-        return force, budget
+        return step, revision, budget
 
-    def after(self, output: Any, held: tuple[InForce, int], now_s: float, ran: int) -> None:
+    def after(self, output: Any, held: tuple[int, int, int], now_s: float, ran: int) -> None:
         """Take back what was for one step, and write down what was planned."""
         if self.moved:
             self.arranger.after()
         if output.total_num_scheduled_tokens == 0:
-            self.desk.skip_step()
+            self.desk.skip()
             return
-        preempted = len(output.preempted_req_ids or ())
-        if preempted or getattr(self._scheduler, "deferred_waiting", None):
+        gone = output.preempted_req_ids
+        if gone or (self._defers and self._scheduler.deferred_waiting):
             self.arranger.order.changed()
-        self.recorder.planned(self._scheduler, output, held[0], held[1], now_s, ran, preempted)
+        self.recorder.planned(output, *held, now_s, ran, len(gone) if gone else 0)
 
     def arrived(self, request: Any) -> None:
         """vLLM took a request; one that only brings more input for a session is known already."""
         if request.request_id in self._scheduler.requests and request.request_id not in self.recorder.tracks:
             self.recorder.arrived(request, self.now_s())
             self.arranger.order.changed()
-
-    def updated(self, output: Any, answers: Any) -> None:
-        """The tokens of a step are there."""
-        self.recorder.updated(output, answers, self.now_s())
-
-    def ended(self, request: Any) -> None:
-        """vLLM lets go of a request."""
-        self.recorder.ended(request, _why(request), self.now_s())
 
     def safely(self, act: Callable[..., T], *arguments: Any) -> T | None:
         """What ``act`` returns; None after a fault, and from then on the hook is off."""
@@ -151,7 +151,7 @@ def hooked(base: type, version: Callable[[], str], now_s: Callable[[], float] = 
             hook = self.rooftune
             if hook is None or not hook.on:
                 return super().update_from_output(scheduler_output, *args, **kwargs)
-            hook.recorder.updating()
+            hook.recorder.booking = True
             answers = super().update_from_output(scheduler_output, *args, **kwargs)
             hook.safely(hook.updated, scheduler_output, answers)
             return answers
@@ -168,16 +168,3 @@ def hooked(base: type, version: Callable[[], str], now_s: Callable[[], float] = 
 
     Rooftuned.__name__ = Rooftuned.__qualname__ = f"Rooftuned{base.__name__}"
     return Rooftuned
-
-
-def _why(request: Any) -> FinishReason:
-    name = request.status.name
-    if name in ("FINISHED_STOPPED", "FINISHED_REPETITION"):
-        return FinishReason.STOP
-    if name in ("FINISHED_LENGTH_CAPPED", "FINISHED_IGNORED"):
-        return FinishReason.LENGTH
-    if name == "FINISHED_ABORTED":
-        # The frontend finds stop strings and then aborts: with one given, and output, that is how an answer ends.
-        stops = getattr(request.sampling_params, "stop", None)
-        return FinishReason.STOP if stops and request.num_output_tokens > 0 else FinishReason.CANCELLED
-    return FinishReason.FAILED

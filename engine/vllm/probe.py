@@ -1,6 +1,8 @@
 """What this vLLM lets us move: probed at its start, never assumed."""
 
 import re
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,3 +144,21 @@ def _absent(scheduler: Any, knobs: Knobs, chunking: bool) -> dict[str, str]:
 
 def _printable(text: str) -> str:
     return re.sub(r"[\x00-\x1f\x7f]", " ", text)[:200] or "unknown"
+
+
+def pool_of(manager: Any) -> tuple[Any, Callable[[float], float]]:
+    """What counts the free KV blocks (None: only ``manager.usage`` tells), and the share of the pool, 0..1, from it.
+
+    ``usage`` is three calls deep, which a step can spare.
+    """
+    blocks = getattr(manager, "block_pool", None)
+    queue: Any = getattr(blocks, "free_block_queue", None)
+    total = int(getattr(blocks, "num_gpu_blocks", 0)) - 1  # one is vLLM's null block
+    if total > 0 and hasattr(queue, "num_free_blocks") and manager.usage == 1.0 - queue.num_free_blocks / total:
+        return queue, lambda free: 1.0 - free / total
+    return None, float
+
+
+def length_of(waiting: Any) -> Callable[[Any], int]:
+    """How to count vLLM's queue: its own ``len`` is two calls above that of the deque below it."""
+    return deque.__len__ if isinstance(waiting, deque) else len

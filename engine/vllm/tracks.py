@@ -1,13 +1,14 @@
 """What each request lived through, at a price per step that does not grow with the batch.
 
-Every request that got a token in the same two updates had the same gap between them. So one list holds the gap between
-neighbouring updates, and a request keeps only the update of its first token and, rarely, those that passed it over; its
-gaps are cut out of the list when it ends.
+Every request that got a token in the same two updates had the same gap between them. So one list holds the instants of
+the updates, and a request keeps only the update of its first token and, rarely, those that passed it over; its instants
+are cut out of the list when it ends, and its gaps are made of them when somebody asks.
 """
 
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from engine.interface import FinishReason, RequestRecord
@@ -24,7 +25,7 @@ class Track:
     )  # fmt: skip
 
     def __init__(self, request: Any, number: int, arrival_s: float) -> None:
-        self.request = request  # vLLM's
+        self.request = request  # vLLM's, until it ends
         self.number = number  # in order of arrival
         self.arrival_s = arrival_s
         self.scheduled_s: float | None = None
@@ -36,17 +37,20 @@ class Track:
         self.missed: list[int] | None = None  # updates since then without a token for it
 
 
+# Its track, the instants since its first token, the end (s), tokens in and out, preemptions, status, stop strings.
+_Ended = tuple[Track, list[float], float, tuple[int, int, int, Any], Any]
+
+
 class TokenClock:
-    """The instants at which tokens came, and who got one."""
+    """The instants at which tokens came, and who got one. For the engine's thread; ``closed`` for one at a time."""
 
     def __init__(self, gap_bounds_s: Sequence[float]) -> None:
         self._bounds_s = tuple(gap_bounds_s)
-        self._gaps_s: list[float] = []
-        self._base = 0  # update of the first gap kept
-        self._latest_s = 0.0
-        self._latest = -1
-        self._closing: deque[tuple[Track, list[float], int, float, FinishReason]] = deque()
+        self._base = 0  # update of the first instant kept
+        self._closing: deque[_Ended] = deque()
         self._closed = 0
+        self.ends_s: list[float] = []  # an update that passes nobody over and begins nothing is just one more instant
+        self.trim_at = _MOST_KEPT  # instants from which on ``update`` is to be called
         self.streaming: dict[str, Track] = {}  # those with a first token, not ended
 
     def update(self, now_s: float, first: Sequence[Track], outputs: Iterator[str], count: int) -> None:
@@ -54,48 +58,50 @@ class TokenClock:
 
         outputs: the ids of all of them; only read when somebody was passed over.
         """
-        self._gaps_s.append(now_s - self._latest_s)
-        self._latest_s = now_s
-        self._latest += 1
+        self.ends_s.append(now_s)
+        latest = self._base + len(self.ends_s) - 1
         streaming = self.streaming
         for track in first:
             if track.first < 0:
-                track.first, track.first_s = self._latest, now_s
+                track.first, track.first_s = latest, now_s
                 streaming[track.request.request_id] = track
         if count != len(streaming):
-            self._pass_over(set(outputs))
-        if len(self._gaps_s) > _MOST_KEPT:
-            self._trim()
+            self._pass_over(set(outputs), latest)
+        if len(self.ends_s) > self.trim_at:
+            self._trim(latest)
 
-    def _pass_over(self, got: set[str]) -> None:
+    def _pass_over(self, got: set[str], latest: int) -> None:
         for request_id, track in self.streaming.items():
             if request_id not in got:
-                if track.first == self._latest:
+                if track.first == latest:
                     track.first = -2  # it got none after all
                 elif track.missed is None:
-                    track.missed = [self._latest]
+                    track.missed = [latest]
                 else:
-                    track.missed.append(self._latest)
+                    track.missed.append(latest)
         for request_id in [name for name, track in self.streaming.items() if track.first == -2]:
             self.streaming.pop(request_id).first = -1
 
-    def _trim(self) -> None:
-        oldest = min((track.first for track in self.streaming.values()), default=self._latest)
-        del self._gaps_s[: oldest - self._base]
+    def _trim(self, latest: int) -> None:
+        oldest = min((track.first for track in self.streaming.values()), default=latest)
+        del self.ends_s[: oldest - self._base]
         self._base = oldest
+        self.trim_at = max(_MOST_KEPT, 2 * len(self.ends_s))
 
-    def end(self, track: Track, now_s: float, why: FinishReason) -> None:
-        """Its last token came with the latest update that did not pass it over."""
-        self.streaming.pop(track.request.request_id, None)
-        gaps_s = self._gaps_s[track.first + 1 - self._base :] if track.first >= 0 else []
-        self._closing.append((track, gaps_s, self._latest, now_s, why))
+    def end(self, track: Track, request: Any, now_s: float) -> None:
+        """Its last token came with the latest update that did not pass it over. What the record needs of vLLM's
+        request is read now, and no more of it is kept."""
+        self.streaming.pop(request.request_id, None)
+        ends_s = self.ends_s[track.first - self._base :] if track.first >= 0 else []
+        parameters = request.sampling_params
+        lived = (request.num_prompt_tokens, request.num_output_tokens, request.num_preemptions, request.status)
+        track.request = None
+        self._closing.append((track, ends_s, now_s, lived, getattr(parameters, "stop", None)))
 
     def closed(self, most: int) -> Iterator[RequestRecord]:
-        """Records of up to ``most`` requests that ended, in the order of their end. Apart, so that a step in which many
-        end does not pay for all of them."""
+        """Records of up to ``most`` requests that ended, in the order of their end: not made in a step."""
         while most > 0 and self._closing:
-            track, gaps_s, _, finish_s, why = self._closing.popleft()
-            yield self._record(track, gaps_s, finish_s, why)
+            yield self._record(*self._closing.popleft())
             most -= 1
 
     @property
@@ -103,10 +109,13 @@ class TokenClock:
         """Requests that ended and have no record yet."""
         return len(self._closing)
 
-    def _record(self, track: Track, between_s: list[float], finish_s: float, why: FinishReason) -> RequestRecord:
+    def _record(
+        self, track: Track, ends_s: list[float], finish_s: float, lived: tuple[int, int, int, Any], stops: Any
+    ) -> RequestRecord:
+        between_s = [later_s - earlier_s for earlier_s, later_s in pairwise(ends_s)]
         gaps_s = sorted(between_s if track.missed is None else _joined(between_s, track.first, track.missed))
         count = len(gaps_s)
-        request = track.request
+        prompt_tokens, output_tokens, preemptions, status = lived
         self._closed += 1
         return RequestRecord(
             sequence=self._closed - 1,
@@ -114,15 +123,27 @@ class TokenClock:
             scheduled_s=track.scheduled_s,
             ttft_s=track.first_s - track.arrival_s if track.first >= 0 else None,
             finish_s=finish_s,
-            prompt_tokens=request.num_prompt_tokens,
+            prompt_tokens=prompt_tokens,
             cached_tokens=track.cached,
-            output_tokens=request.num_output_tokens,
+            output_tokens=output_tokens,
             gap_count=count,
             longest_gap_s=gaps_s[-1] if gaps_s else None,
-            preemptions=request.num_preemptions,
-            finished=why,
+            preemptions=preemptions,
+            finished=why(status.name, bool(stops) and output_tokens > 0),
             gap_over=tuple(count - bisect_right(gaps_s, bound_s) for bound_s in self._bounds_s),
         )
+
+
+def why(status: str, by_string: bool) -> FinishReason:
+    """From vLLM's status of a request that ended. by_string: it had output and stop strings, which the frontend finds
+    and then aborts: that is how such an answer ends."""
+    if status in ("FINISHED_STOPPED", "FINISHED_REPETITION"):
+        return FinishReason.STOP
+    if status in ("FINISHED_LENGTH_CAPPED", "FINISHED_IGNORED"):
+        return FinishReason.LENGTH
+    if status == "FINISHED_ABORTED":
+        return FinishReason.STOP if by_string else FinishReason.CANCELLED
+    return FinishReason.FAILED
 
 
 def _joined(between_s: list[float], first: int, missed: list[int]) -> Iterator[float]:

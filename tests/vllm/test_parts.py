@@ -16,7 +16,7 @@ from engine.vllm.knobs import Knobs
 from engine.vllm.lists import WaitingOrder, decodes_first, hide, prefill_key, unhide
 from engine.vllm.probe import missing, probe
 from engine.vllm.scrape import Series
-from engine.vllm.tracks import TokenClock, Track
+from engine.vllm.tracks import TokenClock, Track, why
 from policies import wire
 from policies.envelope import Mode
 from policies.errors import InputError
@@ -115,7 +115,8 @@ def test_a_scheduler_we_cannot_hold_on_to_is_named() -> None:
 def request(name: str, prompt: int = 10, computed: int = 0, output: int = 0) -> Any:
     return SimpleNamespace(
         request_id=name, num_prompt_tokens=prompt, num_output_tokens=output, num_preemptions=0,
-        num_tokens=prompt + output, num_computed_tokens=computed,
+        num_tokens=prompt + output, num_computed_tokens=computed, sampling_params=SimpleNamespace(stop=[]),
+        status=SimpleNamespace(name="FINISHED_LENGTH_CAPPED"),
     )  # fmt: skip
 
 
@@ -136,14 +137,19 @@ def test_gaps_cut_from_one_list_are_those_that_each_request_had() -> None:
             tracks[name] = first[0]
             number += 1
         got = [name for name in tracks if tracks[name] in first or chance.random() < chance.choice([1.0, 1.0, 0.8])]
-        clock.update(now_s, first, iter(got), len(got))
+        if first or len(got) != len(clock.streaming):
+            clock.update(now_s, first, iter(got), len(got))
+        else:
+            clock.ends_s.append(now_s)
         for name in got:
             tracks[name].request.num_output_tokens += 1
             if name in last_s:
                 gaps.setdefault(name, []).append(now_s - last_s[name])
             last_s[name] = now_s
         if tracks and chance.random() < 0.15:
-            clock.end(tracks.pop(chance.choice(list(tracks))), now_s, FinishReason.LENGTH)
+            ending = tracks.pop(chance.choice(list(tracks)))
+            clock.end(ending, ending.request, now_s)
+            assert ending.request is None, "a prompt is not kept until somebody reads"
         for record in clock.closed(1):
             own = gaps.pop(str(record.prompt_tokens - 10), [])
             assert record.gap_count == len(own) == record.output_tokens - 1 and record.ttft_s == pytest.approx(1.0)
@@ -157,9 +163,36 @@ def test_a_request_that_never_got_a_token_has_no_gaps() -> None:
     clock = TokenClock(())
     track = Track(request("a"), 0, 1.0)
     clock.update(2.0, [], iter(()), 0)
-    clock.end(track, 3.0, FinishReason.CANCELLED)
+    clock.end(track, track.request, 3.0)
     (record,) = clock.closed(9)
     assert (record.ttft_s, record.gap_count, record.longest_gap_s, record.finish_s) == (None, 0, None, 3.0)
+
+
+def test_instants_that_no_request_needs_are_dropped() -> None:
+    clock, track = TokenClock((0.5,)), Track(request("a", output=4), 0, 0.0)
+    for instant in range(70_000):
+        clock.update(float(instant), [], iter(()), 0)
+    assert len(clock.ends_s) < 65_537
+    clock.update(70_000.0, [track], iter("a"), 1)
+    for instant in range(70_001, 140_000):
+        clock.update(float(instant), [], iter("a"), 1)
+    clock.end(track, track.request, 140_000.0)
+    (record,) = clock.closed(1)
+    assert record.gap_count == 69_999 and record.longest_gap_s == 1.0 and record.gap_over == (69_999,)
+
+
+@pytest.mark.parametrize(
+    ("status", "by_string", "ended"),
+    [
+        ("FINISHED_STOPPED", False, FinishReason.STOP),
+        ("FINISHED_LENGTH_CAPPED", False, FinishReason.LENGTH),
+        ("FINISHED_ABORTED", False, FinishReason.CANCELLED),
+        ("FINISHED_ABORTED", True, FinishReason.STOP),
+        ("FINISHED_ERROR", False, FinishReason.FAILED),
+    ],
+)
+def test_why_a_request_ended(status: str, by_string: bool, ended: FinishReason) -> None:
+    assert why(status, by_string) is ended
 
 
 def test_prefills_stand_in_the_order_of_the_policy() -> None:

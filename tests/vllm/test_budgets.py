@@ -1,0 +1,46 @@
+"""A budget that is remembered is the one that the policy would give."""
+
+import random
+
+import pytest
+
+from engine.vllm import budgets
+from engine.vllm.budgets import Budgets
+from policies.budget import step_budget
+from policies.request import PRESSURE, STEP_TIME_TARGET, Boot, Setting
+from policies.step_time import NAMED_MODELS, StepModel
+
+BOOT = Boot(2048, 1, 1, 1, 0, 1)
+SOFT = StepModel(0.001, 1e-4, 0.004, 2e-6, 4e-5, 1e-9, 3.0)
+TARGET = Setting(2048, budget_policy=STEP_TIME_TARGET, budget_target_s=0.03, budget_floor_tokens=16)
+CALM = Setting(2048, budget_policy=PRESSURE, pressure_tokens=128, pressure_prefills=2)
+
+
+@pytest.mark.parametrize("setting", [TARGET, TARGET._replace(budget_target_s=0.006), CALM])
+@pytest.mark.parametrize("model", [NAMED_MODELS["8b-2tbs"], SOFT])
+def test_a_remembered_budget_is_the_policys_own(setting: Setting, model: StepModel) -> None:
+    chance, remembered = random.Random(7), Budgets(BOOT)
+    decodes, context, prefills, first = 8, 4000, 0, 0
+    for _ in range(3000):
+        if chance.random() < 0.1:
+            decodes = max(0, decodes + chance.randint(-2, 2))
+            context = max(0, context + chance.randint(-900, 900))
+            prefills = chance.choice([0, 0, 1, 3])
+        first = first + 256 if prefills and chance.random() < 0.3 else 0
+        asked = (decodes, context, prefills, first)
+        assert remembered.ask(setting, model, *asked) == step_budget(setting, BOOT, model, *asked), asked
+        context += decodes
+
+
+def test_a_run_of_decodes_hardly_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def counted(*arguments: object) -> int:
+        asked.append(1)
+        return step_budget(*arguments)  # type: ignore[arg-type]  # passed on as they came
+
+    monkeypatch.setattr(budgets, "step_budget", counted)
+    remembered = Budgets(BOOT)
+    for step in range(320):
+        remembered.ask(TARGET, NAMED_MODELS["8b-2tbs"], 16, 4000 + 16 * step, 3, 0)
+    assert len(asked) <= 2 * 320 // 16 + 20
