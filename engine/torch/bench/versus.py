@@ -2,18 +2,18 @@
 
 One model, one dtype, one budget, greedy, the same prompts and output lengths, all handed over at once. Theirs runs as
 its documentation has it for requests of different lengths: ``continuous_batching_context_manager`` and
-``add_request``, kept between runs, in inference mode, with the fastest page size, found beforehand in this very
-process. Runs are paired: each pair has prompts of its own, so that no prefix
-cache helps anybody, and who goes first alternates. The interval is that of the mean of the pairs' log ratios (95 %).
+``add_request``, kept between runs, in inference mode, with the page size that costs it least, found beforehand in this
+very process. Runs are paired: each pair has prompts of its own, so that no prefix cache helps anybody, and who goes
+first alternates. Figures are medians of the pairs' ratios with a bootstrap interval (95 %), by the clock and, since
+neighbours' load falls on one run more than on another, by the processor time of the whole process.
 """
 
-import math
 import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import median
 from threading import Event
 
 import torch
@@ -30,8 +30,10 @@ from policies.request import Setting
 BUDGET_TOKENS = 512
 KV_TOKENS = 32_768
 LONGEST_WAIT_S = 1800.0
-# Two-sided 95 % quantile of Student's t by degrees of freedom.
-T_QUANTILE = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+# No new pair after this long, once there are enough for a median: a slow machine measures less, and still ends.
+PAIRS_S = 420.0
+LEAST_PAIRS = 3
+RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -56,21 +58,23 @@ class Ran:
 
 
 def bench(short: bool) -> Iterator[Figure]:
-    """short: a made model, whose steps are mostly overhead, one page size and 3 pairs; else SmolLM2 and 6."""
+    """short: a made model, whose steps are mostly overhead, and one page size; else SmolLM2."""
     with made_model("tiny") if short else packaged_model() as folder:
-        yield from compare(folder, *(3, 12, PAGE_TOKENS[:1]) if short else (6, 32, PAGE_TOKENS))
+        yield from compare(folder, *(7, 12, PAGE_TOKENS[:1]) if short else (5, 16, PAGE_TOKENS))
 
 
 def compare(folder: Path, pairs: int, requests: int, page_tokens: Sequence[int]) -> Iterator[Figure]:
-    """Figures of ``pairs`` paired runs (3 to 10) on the model in ``folder``."""
+    """Figures of ``pairs`` paired runs on the model in ``folder``; fewer where they take more than PAIRS_S."""
     dtype = choose_dtype("auto", torch.device("cpu"))
     ours = Ours(folder)
-    theirs = best_of_theirs(folder, dtype, mixed_requests(requests // 2, ours.vocab_tokens, seed=0), page_tokens)
-    ours.run(mixed_requests(requests // 2, ours.vocab_tokens, seed=0))  # warm, as the other is by now
-    pairs_ran = []
-    for pair in range(pairs):
-        asks = mixed_requests(requests, ours.vocab_tokens, seed=pair + 1)
-        if pair % 2 == 0:
+    warm = mixed_requests(len(CLASSES), ours.vocab_tokens, seed=0)
+    theirs = best_of_theirs(folder, dtype, warm, page_tokens)
+    ours.run(warm)  # as the other has by now
+    pairs_ran: list[tuple[Ran, Ran]] = []
+    begun_s = time.perf_counter()
+    while len(pairs_ran) < pairs and (len(pairs_ran) < LEAST_PAIRS or time.perf_counter() - begun_s < PAIRS_S):
+        asks = mixed_requests(requests, ours.vocab_tokens, seed=len(pairs_ran) + 1)
+        if len(pairs_ran) % 2 == 0:
             mine, other = ours.run(asks), theirs.run(asks)
         else:
             other, mine = theirs.run(asks), ours.run(asks)
@@ -83,21 +87,25 @@ def compare(folder: Path, pairs: int, requests: int, page_tokens: Sequence[int])
 
 
 def figures(pairs_ran: list[tuple[Ran, Ran]]) -> Iterator[Figure]:
-    """Ours and theirs, 3 to 10 pairs."""
+    """Ours and theirs, at least one pair."""
     tokens = sum(mine.output_tokens for mine, _ in pairs_ran)
     mine_s, other_s = (sum(pair[side].seconds for pair in pairs_ran) for side in (0, 1))
     yield Figure("tokens_per_s", tokens / mine_s, "1/s", baseline=tokens / other_s)
-    logs = [math.log(other.seconds / mine.seconds) for mine, other in pairs_ran]
-    half = T_QUANTILE[len(logs) - 1] * stdev(logs) / math.sqrt(len(logs))
-    yield Figure("tokens_per_s_ratio", math.exp(fmean(logs)), "times theirs")
-    yield Figure("tokens_per_s_ratio_low", math.exp(fmean(logs) - half), "times theirs")
-    yield Figure("tokens_per_s_ratio_high", math.exp(fmean(logs) + half), "times theirs")
-    # Work done rather than time passed: what remains comparable while neighbours have the cores.
-    cpu = [math.log(other.cpu_s / mine.cpu_s) for mine, other in pairs_ran]
-    yield Figure("tokens_per_cpu_s_ratio", math.exp(fmean(cpu)), "times theirs")
+    yield from _ratio("tokens_per_s_ratio", [other.seconds / mine.seconds for mine, other in pairs_ran])
+    yield from _ratio("tokens_per_cpu_s_ratio", [other.cpu_s / mine.cpu_s for mine, other in pairs_ran])
+    yield Figure("pairs", len(pairs_ran), "runs of each")
     # In 16 bits two right answers part where the two best tokens are nearly even; in float32 all would be the same.
     answers = [(one, two) for mine, other in pairs_ran for one, two in zip(mine.answers, other.answers, strict=True)]
     yield Figure("same_answers", sum(one == two for one, two in answers) / len(answers), "of all")
+
+
+def _ratio(name: str, ratios: list[float]) -> Iterator[Figure]:
+    """The median and the bootstrap interval of it."""
+    chance = random.Random(0)
+    drawn = sorted(median(chance.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
+    yield Figure(name, median(ratios), "times theirs")
+    yield Figure(f"{name}_low", drawn[int(0.025 * RESAMPLES)], "times theirs")
+    yield Figure(f"{name}_high", drawn[int(0.975 * RESAMPLES)], "times theirs")
 
 
 # Least and most prompt tokens, least and most output tokens.
@@ -194,14 +202,14 @@ class Theirs:
 
 
 def best_of_theirs(folder: Path, dtype: torch.dtype, asks: list[Ask], pages: Sequence[int]) -> Theirs:
-    """Its fastest page size on ``asks``; each runs twice, with other prompts, and only the second counts."""
+    """With the page size that costs least on ``asks``: each runs twice, with other prompts, and the second counts."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
-    seconds = {}
-    for page_tokens in pages:
+    cpu_s = {}
+    for page_tokens in pages if len(pages) > 1 else ():
         theirs = Theirs(model, page_tokens)
         theirs.run(asks)
-        seconds[page_tokens] = theirs.run([replace(ask, prompt=ask.prompt[::-1]) for ask in asks]).seconds
+        cpu_s[page_tokens] = theirs.run([replace(ask, prompt=ask.prompt[::-1]) for ask in asks]).cpu_s
         theirs.close()
-    best = Theirs(model, min(seconds, key=seconds.__getitem__))
+    best = Theirs(model, min(cpu_s, key=cpu_s.__getitem__) if cpu_s else pages[0])
     best.run(asks)
     return best
