@@ -87,12 +87,14 @@ class Callers:
             assert len(got) == request.max_tokens
 
 
-def push(engine: RunningEngine, lease_s: float = 1000.0, actor: str = "test", **knobs: Any) -> wire.PushAnswer:
-    """A push that must be taken."""
+def push(engine: RunningEngine, lease_s: float = 1000.0, actor: str = "test", **changes: Any) -> wire.PushAnswer:
+    """A push that must be taken; ``budget_policy`` and ``order_policy`` as on the wire, beside the knobs."""
+    policies = {name: changes.pop(name) for name in ("budget_policy", "order_policy") if name in changes}
     answer = engine.push(
         wire.PushRequest.model_validate(
             {
-                "knobs": knobs,
+                "knobs": changes,
+                **policies,
                 "lease_s": lease_s,
                 "expected_revision": engine.tuning_state().revision,
                 "actor": actor,

@@ -19,8 +19,33 @@ from policies.request import Setting  # noqa: E402
 from tests.engine import tiny  # noqa: E402
 from tests.engine.loop_harness import Callers, check_nothing_left, push  # noqa: E402
 
+ORDERS: list[dict[str, Any]] = [
+    {"order_policy": {"kind": "fcfs"}},
+    {"order_policy": {"kind": "shortest_first", "aging_s": 1000.0}},
+    {"order_policy": {"kind": "shortest_first", "aging_s": 0.01}},
+    {"order_policy": {"kind": "deadline", "aging_s": 1000.0, "ttft_target_s": 0.02, "prefill_s_per_token": 1e-4}},
+    {"order_policy": {"kind": "deadline", "aging_s": 0.0, "ttft_target_s": 10.0, "prefill_s_per_token": 0.0}},
+]
+NO_TIME = dict.fromkeys(
+    ("overhead_s", "sequence_s", "floor_s", "kv_s_per_token", "slope_s_per_token", "attention_s", "sharpness"), 0.0
+)
+BUDGETS: list[dict[str, Any]] = [
+    {"budget_policy": {"kind": "fixed"}},
+    {"budget_policy": {"kind": "pressure", "tokens": 5, "prefills": 2}},
+    {
+        "budget_policy": {
+            "kind": "step_time_target",
+            "target_s": 0.02,
+            "floor_tokens": 2,
+            "step_model": NO_TIME | {"slope_s_per_token": 1e-3},
+        }
+    },
+]
 # Budget, caps and policies; whatever comes, the same tokens.
 KNOBS: list[dict[str, Any]] = [
+    *ORDERS,
+    *BUDGETS,
+    {"step_tokens": 9, "lease_s": 1e-4, "order_policy": {"kind": "shortest_first", "aging_s": 1000.0}},
     {"step_tokens": 1},
     {"step_tokens": 7},
     {"step_tokens": 4096},
@@ -36,6 +61,7 @@ KNOBS: list[dict[str, Any]] = [
 
 # For prompts of thousands of tokens, which small budgets would cut into thousands of steps.
 LARGE_KNOBS: list[dict[str, Any]] = [
+    *ORDERS[:2],  # those that ask no clock: the same plans in every run
     {"step_tokens": 4096},
     {"step_tokens": 1500},
     {"step_tokens": 4096, "chunk_cap_tokens": 700},
@@ -101,6 +127,20 @@ def test_also_with_prefixes_found_and_requests_preempted() -> None:
     assert sum(requests.cached_tokens) > 0 and sum(requests.preemptions) > 2 and "aborted" in requests.ended
 
 
+def overtakers(engine: RunningEngine) -> int:
+    """Requests whose first token came before that of one which had arrived earlier."""
+    rows = engine.requests_after(-1)
+    arrived = sorted(zip(rows.arrival_s, rows.ttft_s, strict=True))
+    first_s = [arrival_s + ttft_s for arrival_s, ttft_s in arrived if ttft_s is not None]
+    return sum(later < max(first_s[:place], default=later) for place, later in enumerate(first_s))
+
+
+def test_also_when_an_order_policy_lets_short_prompts_overtake() -> None:
+    always = [move | {"step_tokens": 9} for move in (ORDERS[1], ORDERS[3])]
+    assert overtakers(run_at_random("qwen3", 5, 24, 300, True, always)) > 3
+    assert overtakers(run_at_random("qwen3", 5, 24, 300, True, [ORDERS[0] | {"step_tokens": 9}])) == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral"])
 def test_sixty_four_requests_at_once(name: str) -> None:
@@ -111,7 +151,7 @@ def test_sixty_four_requests_at_once(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "mistral-window"])
 def test_chunks_of_up_to_4096_tokens(name: str) -> None:
     """Scarce blocks, so that long prompts are preempted half-read."""
-    engine = run_at_random(name, 3, 10, 420, False, LARGE_KNOBS, (900, 4600))
+    engine = run_at_random(name, 3, 10, 320, False, LARGE_KNOBS, (900, 4600))
     steps, requests = engine.steps_after(-1), engine.requests_after(-1)
     assert max(steps.prefill_tokens) > 3900 and sum(steps.preemptions) > 0
     assert max(requests.prompt_tokens) > 4096 and len(set(steps.revision)) > 3
