@@ -10,19 +10,22 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numba
 import pytest
+from numba.core.dispatcher import Dispatcher
 
 from tuner.sim import compile as compiling
-from tuner.sim import kernel
+from tuner.sim import kernel, twin
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {
     "policies/__init__.py": "",
-    "policies/rates.py": "PER_TOKEN = 3\n\n\ndef cost(tokens):\n    return PER_TOKEN * tokens\n",
+    "policies/rates.py": "PER_TOKEN = 3\n\n\ndef cost(tokens: int) -> int:\n    return PER_TOKEN * tokens\n",
     "policies/steps.py": (
         "from policies.rates import cost\n\n\n"
-        "def step_cost(tokens):\n    total = 0\n    for index in range(tokens):\n        total += cost(index)\n"
+        "def step_cost(tokens):\n    total = cost(0)\n    for index in range(tokens):\n        total += cost(index)\n"
         "    return total\n"
     ),
     "tuner/__init__.py": "",
@@ -37,8 +40,10 @@ import json
 from policies import rates, steps
 from tuner.sim import compile, run
 twin = compile.compiled(run.replay)
+def copies():
+    return len(twin.py_func.__globals__["step_cost"].py_func.__globals__["cost"].signatures)
 print(json.dumps({
-    "twin": twin(4), "plain": run.replay(4), "hits": sum(twin.stats.cache_hits.values()),
+    "twin": twin(4), "copies": copies(), "plain": run.replay(4), "hits": sum(twin.stats.cache_hits.values()),
     "helper_stays_plain": type(steps.step_cost).__name__ == type(rates.cost).__name__ == "function",
     "nopython": bool(twin.nopython_signatures), "hash": compile.sources_hash(run.replay),
 }))
@@ -72,8 +77,10 @@ def test_an_edit_of_a_helper_is_seen_although_the_cache_is_warm(tree: Path, tmp_
     cold = run(tree, cache)
     assert (cold["twin"], cold["plain"], cold["hits"]) == (19, 19, 0)
     assert cold["helper_stays_plain"] and cold["nopython"]
+    # ``cost`` is called with a constant and with a variable, and is annotated: one copy serves both.
+    assert cold["copies"] == 1
     warm = run(tree, cache)
-    assert (warm["twin"], warm["hits"]) == (19, 1)
+    assert (warm["twin"], warm["hits"], warm["copies"]) == (19, 1, 0)
     assert warm["hash"] == cold["hash"]
     # Two calls away and in another package; only a constant beside the helper changes.
     rates = tree / "policies" / "rates.py"
@@ -118,3 +125,32 @@ def test_the_key_covers_every_module_that_the_twin_takes_a_name_from() -> None:
         ours = {module for module in sources if module and module.startswith(("policies", "tuner"))}
         ours -= {"policies.errors"}  # raises where values are made, never in compiled code
         assert ours <= set(seen), f"{name} takes names from {ours - set(seen)}, which the key does not cover"
+
+
+def test_what_is_forced_into_its_callers_is_what_the_twin_calls() -> None:
+    """A helper that was renamed would silently become slow."""
+    forced = {h.py_func.__name__ for h in _helpers().values() if h.targetoptions["forceinline"]}
+    assert forced == compiling.IN_PLACE
+
+
+def test_nearly_every_helper_says_its_types_and_is_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By annotation; what takes bare arrays waits for its first call."""
+    asked: list[str] = []
+
+    def note(helper: Any, types: tuple[Any, ...]) -> None:
+        asked.append(helper.py_func.__name__)
+
+    monkeypatch.setattr(Dispatcher, "compile", note)
+    monkeypatch.setattr(Dispatcher, "disable_compile", lambda helper: None)
+    compiling._compile_once(_helpers(), {type(value): numba.typeof(value) for value in twin.like()})
+    names = [h.py_func.__name__ for h in _helpers().values()]
+    assert set(names) - set(asked) == {
+        "setting_from_row", "_room", "_run_stretch", "_place", "_log_stretch", "_log_room", "_book_step", "_log_step",
+    }  # fmt: skip
+    assert names.index("grow") < names.index("_hold_blocks") < names.index("plan_step")  # callees first
+
+
+def _helpers() -> dict[int, Any]:
+    helpers: dict[int, Any] = {}
+    compiling._rebound(kernel.replay, helpers)
+    return helpers

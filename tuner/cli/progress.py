@@ -10,7 +10,7 @@ import numpy as np
 from policies.request import Boot, Setting
 from policies.step_time import StepModel
 from tuner.sim import kernel
-from tuner.sim.compile import cache_root, sources_hash
+from tuner.sim.compile import code_folder, holds_code
 from tuner.sim.engine import Engine
 from tuner.sim.twin import simulate
 from tuner.sim.workload import Traffic
@@ -70,8 +70,7 @@ def progress_to_stderr(quiet: bool) -> Iterator[Progress]:
 
 def twin_is_compiled() -> bool:
     """Whether machine code of exactly these sources lies in the cache."""
-    folder = cache_root() / f"twin-{sources_hash(kernel.replay)}"  # type: ignore[arg-type]
-    return any(folder.rglob("*.nbc"))
+    return holds_code(code_folder(kernel.replay))
 
 
 def warm_twin(progress: Progress) -> None:

@@ -3,6 +3,10 @@
 numba compiles a function but not the plain helpers it calls, so every helper is compiled first and the
 function is rebuilt over globals that name the compiled ones. The disk cache of numba does not notice an
 edit in another file, so the cache folder carries a hash of all sources involved and of the numba version.
+
+Two things keep it cheap. Helpers whose annotations say their types are compiled before their callers, each once: left
+to itself numba compiles a second copy for every argument that is a constant somewhere. And helpers that run for every
+request of every step are forced into their callers, because a call hands over every array of the state.
 """
 
 import hashlib
@@ -10,13 +14,19 @@ import inspect
 import os
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numba
 
 PACKAGES = ("policies", "tuner.sim")
+# What a step does for every running or waiting request. A replay takes half the time with these in place.
+IN_PLACE = frozenset(
+    {
+        "_hold_blocks", "_plan", "effective_chunk_cap", "goes_before", "grow", "is_decode", "rank", "tokens_left",
+    }
+)  # fmt: skip
 
 
 def cache_root() -> Path:
@@ -58,15 +68,27 @@ def sources_hash(function: types.FunctionType) -> str:
     return digest.hexdigest()[:16]
 
 
-def compiled(function: Callable[..., Any], *, cache: bool = True) -> Callable[..., Any]:
+def code_folder(function: Callable[..., Any]) -> Path:
+    """Where the machine code of exactly these sources lies, or will."""
+    assert isinstance(function, types.FunctionType)
+    return cache_root() / f"twin-{sources_hash(function)}"
+
+
+def holds_code(folder: Path) -> bool:
+    """Whether machine code lies in a ``code_folder``."""
+    return any(folder.rglob("*.nbc"))
+
+
+def compiled(function: Callable[..., Any], *, like: Sequence[tuple[Any, ...]] = (), cache: bool = True) -> Any:
     """The compiled twin of a plain function and of all plain helpers of ours that it calls.
 
+    like: one value of each named tuple that helpers take, so that their annotations say all about their types.
     With ``cache`` the machine code is kept under ``cache_root()``; an unwritable folder only costs the
     compilation.
     """
     assert isinstance(function, types.FunctionType)
+    folder = code_folder(function)
     if cache:
-        folder = cache_root() / f"twin-{sources_hash(function)}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             cache = os.access(folder, os.W_OK)
@@ -74,8 +96,23 @@ def compiled(function: Callable[..., Any], *, cache: bool = True) -> Callable[..
             cache = False
         if cache:
             numba.config.CACHE_DIR = str(folder)
-    twin: Callable[..., Any] = numba.njit(_rebound(function, {}), cache=cache, nogil=True, error_model="numpy")
+    helpers: dict[int, Any] = {}
+    twin = numba.njit(_rebound(function, helpers), cache=cache, nogil=True, error_model="numpy")
+    if not (cache and holds_code(folder)):
+        _compile_once(helpers, {type(value): numba.typeof(value) for value in like})
     return twin
+
+
+def _compile_once(helpers: Mapping[int, Any], known: Mapping[type, Any]) -> None:
+    """Compile helpers, callees first, for the types that they are annotated with; others wait for a call."""
+    kinds: dict[Any, Any] = {int: numba.int64, float: numba.float64, bool: numba.boolean, **known}
+    for helper in helpers.values():
+        plain = helper.py_func
+        hints = get_type_hints(plain)
+        wanted = [hints.get(name) for name in plain.__code__.co_varnames[: plain.__code__.co_argcount]]
+        if all(kind in kinds for kind in wanted):
+            helper.compile(tuple(kinds[kind] for kind in wanted))
+            helper.disable_compile()
 
 
 def _rebound(function: types.FunctionType, done: dict[int, Any]) -> types.FunctionType:
@@ -88,6 +125,7 @@ def _rebound(function: types.FunctionType, done: dict[int, Any]) -> types.Functi
     copy = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     copy.__module__ = function.__module__
     copy.__qualname__ = function.__qualname__
+    copy.__annotations__ = function.__annotations__
     return copy
 
 
@@ -103,6 +141,7 @@ def _helper(function: types.FunctionType, done: dict[int, Any]) -> Any:
             error_model="numpy",
             no_cpython_wrapper=True,
             no_cfunc_wrapper=True,
+            forceinline=function.__name__ in IN_PLACE,
             _nrt=counted,
         )
     return done[id(function)]

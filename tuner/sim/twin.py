@@ -18,12 +18,13 @@ from policies.request import (
     PREEMPTIONS,
     PROMPT,
     TABLE_AT,
+    Boot,
     IntArray,
     Setting,
     State,
     new_state,
 )
-from policies.step_time import StepCost, StepModel, priced
+from policies.step_time import NAMED_MODELS, StepCost, StepModel, priced
 from tuner.sim import kernel
 from tuner.sim.compile import compiled
 from tuner.sim.engine import Engine, check_setting
@@ -42,9 +43,19 @@ class Change:
     setting: Setting
 
 
+def like() -> list[tuple[Any, ...]]:
+    """One value of each named tuple that the kernel's helpers take."""
+    nothing, none = np.zeros(0), np.zeros(0, dtype=np.int64)
+    cost = priced(NAMED_MODELS["8b-2tbs"])
+    run = kernel.Run(np.zeros((0, kernel.TIMES)), none.reshape(0, 0), nothing, none, none, none)
+    state = new_state(1, pool_blocks=1)
+    return [Setting(1), Boot(1, 1, 1, 1, 1, 1), state, cost.formula, cost.attention, cost, QUIET, run]
+
+
 @cache
 def _replay() -> Callable[..., Any]:
-    return compiled(kernel.replay)
+    twin: Callable[..., Any] = compiled(kernel.replay, like=like())
+    return twin
 
 
 def prepare(traffic: Traffic, engine: Engine) -> State:
