@@ -21,6 +21,7 @@ from tuner.control.memory import KEY, Memory, remember
 from tuner.control.outcome import CycleReason, CycleRecord, Stage
 from tuner.control.signals_codes import Signal
 from tuner.control.trust import Trust
+from tuner.model.draws import DRAWS
 
 FITTING = Setting(step_tokens=512, max_running=32)
 
@@ -81,6 +82,18 @@ def test_the_lease_is_held_and_renewed_in_every_cycle(better: Rig) -> None:
 def test_what_was_meant_was_noted_before_the_push(better: Rig) -> None:
     push = next(record for record in better.records if pushed(record))
     assert json.loads(better.store.noted[push.number]) == push.pushed
+
+
+def test_the_search_is_told_other_models_that_the_fit_allows(better: Rig) -> None:
+    for job in better.searcher.jobs:
+        fit = next(r.fit for r in reversed(better.records) if r.fit and r.fit.coefficients == job.model)
+        names = ("slope_s_per_token", "floor_s")
+        drawn = {name for draw in job.draws for name in names if draw[name] != job.model[name]}
+        assert len(job.draws) == DRAWS and drawn
+        for name in drawn:
+            low, high = fit.intervals[name]
+            assert low is not None and high is not None
+            assert all(low <= draw[name] <= high for draw in job.draws)
 
 
 def test_the_fit_holds_the_engines_own_knee(better: Rig) -> None:

@@ -16,6 +16,7 @@ from policies.errors import InputError
 from policies.request import DEADLINE, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
 from policies.step_time import NAMED_MODELS
 from policies.targets import Condition, Override, Slo, Target
+from tests.control.cycle_records import fit
 from tests.control.doubles import MemoryStore
 from tests.control.live import Traffic as LiveTraffic
 from tuner.control.canonical import canonical
@@ -25,10 +26,11 @@ from tuner.control.figures import judgeable
 from tuner.control.matched import Side, compare, overdue
 from tuner.control.memory import Kept, Memory, Traffic, Tried, knobs_of, recall, remember
 from tuner.control.observe_stage import Seen
-from tuner.control.propose_stage import effective
+from tuner.control.propose_stage import draws_of, effective
 from tuner.control.push_stage import push_request
 from tuner.control.traffic import alike, traffic_of
 from tuner.control.trust import LEAST_RATIO, MOST_RATIO, Trust, region
+from tuner.model.draws import DRAWS
 from tuner.observe.rows import RequestRows
 
 BOOT = Setting(step_tokens=2048, max_running=64)
@@ -364,3 +366,15 @@ def test_a_budget_that_the_steps_show_is_taken_but_never_below_the_sequence_cap(
     """A twin cannot run 32 requests in steps of 24 tokens; the engine that seems to is one that holds some back."""
     seen = cast(Seen, SimpleNamespace(ceiling_tokens=shown, setting=Setting(step_tokens=512, max_running=32)))
     assert effective(seen).step_tokens == taken
+
+
+def test_the_draws_of_a_fit_lie_within_its_intervals_and_an_open_one_moves_nothing() -> None:
+    model = NAMED_MODELS["8b-2tbs"]
+    known: dict[str, Any] = {"slope_s_per_token": (3e-5, 5e-5), "kv_s_per_token": (0.0, None)}
+    draws = draws_of(fit(coefficients=model._asdict(), intervals=known), seed=3)
+    assert len(draws) == DRAWS and len(set(draws)) == DRAWS
+    assert all(3e-5 <= draw.slope_s_per_token <= 5e-5 for draw in draws)
+    for draw in draws:
+        assert tuple(draw._replace(slope_s_per_token=4e-5)) == pytest.approx(tuple(model), rel=1e-12)
+    assert draws == draws_of(fit(coefficients=model._asdict(), intervals=known), seed=3)
+    assert draws_of(fit(coefficients=model._asdict()), seed=3) == ()  # a record of an earlier release

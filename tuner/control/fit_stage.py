@@ -190,6 +190,10 @@ def _from_both_ends(samples: StepSamples) -> StepModel | None:
     return StepModel(overhead_s, 0.0, short_s - overhead_s, 0.0, (long_s - overhead_s) / reach, 0.0, 0.0)
 
 
+def _finite(bound: float) -> float | None:
+    return bound if math.isfinite(bound) else None
+
+
 def fit_part(found: StepFit) -> FitPart:
     """A fit as the record holds it; bounds that are not known become null."""
 
@@ -200,6 +204,7 @@ def fit_part(found: StepFit) -> FitPart:
     knee = found.knee_tokens
     return FitPart(
         coefficients=dict(found.model._asdict()),
+        intervals={name: (_finite(one.low), _finite(one.high)) for name, one in found.intervals.items()},
         knee_tokens=knee if knee is not None and math.isfinite(knee) else None,
         knee_low_tokens=bound(found.knee_interval, "low"),
         knee_high_tokens=bound(found.knee_interval, "high"),

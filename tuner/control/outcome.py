@@ -75,9 +75,13 @@ class Figures(Part):
 
 
 class FitPart(Part):
-    """The step model refitted in this cycle. Knee null: the data does not hold one (codes say why)."""
+    """The step model refitted in this cycle. Knee null: the data does not hold one (codes say why).
+
+    intervals: coefficient -> (low, high) in its unit, nominal 95 %; null where nothing bounds it.
+    """
 
     coefficients: dict[str, Annotated[float, Field(ge=0)]]
+    intervals: dict[str, tuple[Amount, Amount]] = Field(default_factory=dict)
     knee_tokens: Amount
     knee_low_tokens: Amount
     knee_high_tokens: Amount

@@ -96,12 +96,12 @@ class Planner:
         return searched(seen, self._options.bounds, memory.trust, silent), silent
 
     def _ask(self, sight: Sighting, number: int) -> str:
-        seen, model, memory = sight.seen, self._learner.model, self._book.memory
-        assert model is not None
+        seen, fit, memory = sight.seen, self._learner.accepted, self._book.memory
+        assert fit is not None
         bounds, silent = self._bounds(sight)
         if not bounds:
             return "no knob of this engine may be moved: see its envelope and the bounds"
-        job = make_job(seen, self._options, model, bounds, memory.tried, number)
+        job = make_job(seen, self._options, fit, bounds, memory.tried, number)
         said = [self._desk.ask(job, seen, self._clock.now_s())]
         if silent:
             said.append(f"no effect seen of {', '.join(sorted(silent))}: not searched")

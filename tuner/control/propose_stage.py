@@ -18,10 +18,11 @@ from tuner.control.job import Answer, EngineFacts, Job, LiveTrial, OverrideRow, 
 from tuner.control.memory import Traffic, Tried, knobs_of, setting_of
 from tuner.control.observe_stage import Seen
 from tuner.control.options import LoopOptions
-from tuner.control.outcome import CycleReason, ProposalPart, TwinPart
+from tuner.control.outcome import CycleReason, FitPart, ProposalPart, TwinPart
 from tuner.control.traffic import alike
 from tuner.control.trust import Bounds, Trust, region
 from tuner.control.windowing import window_part
+from tuner.model.draws import model_draws
 
 # A searched window is bounded: the twin's time grows with it, and older requests say less.
 MOST_REQUESTS = 4000
@@ -84,12 +85,20 @@ def searched(seen: Seen, operator: Mapping[str, tuple[float, float]], trust: Tru
     return bounds
 
 
+def draws_of(fit: FitPart, seed: int) -> tuple[StepModel, ...]:
+    """Other models that the intervals of a fit allow; the same in every cycle until there is another fit."""
+    known = {name: (low, high) for name, (low, high) in fit.intervals.items() if low is not None and high is not None}
+    return model_draws(StepModel(**fit.coefficients), known, seed=seed)
+
+
 def make_job(
-    seen: Seen, options: LoopOptions, model: StepModel, bounds: Bounds, tried: tuple[Tried, ...], number: int
+    seen: Seen, options: LoopOptions, fit: FitPart, bounds: Bounds, tried: tuple[Tried, ...], number: int
 ) -> Job:
-    """The window of ``seen`` for the child. bounds: see ``searched``; tried: live trials; only those under like traffic
-    are told.
+    """The window of ``seen`` for the child. fit: the accepted one; what leads under its model must also hold under
+    others that its intervals allow. bounds: see ``searched``; tried: live trials; only those under like traffic are
+    told.
     """
+    model = StepModel(**fit.coefficients)
     rows = seen.demand
     if len(rows) > MOST_REQUESTS:
         rows = rows.select(slice_of(len(rows)))
@@ -108,6 +117,7 @@ def make_job(
             plan_ahead=envelope.plan_ahead,
         ),
         model=dict(model._asdict()),
+        draws=tuple(dict(draw._asdict()) for draw in draws_of(fit, options.seed)),
         noise_modelled_s=modelled,
         noise_measured_s=measured,
         targets=target_rows(seen.slo.targets),
