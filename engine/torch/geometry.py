@@ -85,11 +85,14 @@ class StepGeometry:
         size = store.block_tokens
         segments = step.segments
         lengths_of = [len(segment.token_ids) for segment in segments]
+        starts_of = [segment.start for segment in segments]
+        if min(lengths_of) < 1 or min(starts_of) < 0:
+            raise ValueError(f"segments of {lengths_of} tokens at {starts_of}: each needs 1 or more at >= 0")
         self._lengths = lengths = np.array(lengths_of)
-        self._starts = starts = np.array([segment.start for segment in segments])
+        self._starts = starts = np.array(starts_of)
         ends = starts + lengths
         self._held = held = (ends + (size - 1)) // size
-        self._blocks = blocks = _checked_blocks(segments, lengths, starts, held, store)
+        self._blocks = blocks = _checked_blocks(segments, held, store)
         self._blocks_at = blocks_at = held.cumsum() - held
         self._rows_at = rows_at = lengths.cumsum() - lengths
         tokens = sum(lengths_of)
@@ -104,7 +107,8 @@ class StepGeometry:
         block = positions // size
         packed[2] = blocks[begins + block] * size + (positions - block * size)
         on_device = self._tensor(packed)  # one transfer for all three
-        self.token_ids, self.positions, self.slots = on_device[0:1], on_device[1:2], on_device[2]
+        self.token_ids, self.positions, slots = on_device.unsqueeze(1).unbind()
+        self.slots = slots[0]
         wanted = [segment.sample for segment in segments]
         self.last_rows = self._tensor((rows_at + lengths - 1)[wanted])
         self.unwritten = self._unwritten(ends)
@@ -173,14 +177,13 @@ class StepGeometry:
         if window:
             packed[2] = np.minimum(np.maximum(seen - window, 0), size)
         on_device = self._tensor(packed)
-        mask = self.masks.of_blocks(size, *on_device[1:])
-        groups, cell = [], 0
-        for count, most in zip(counts, widths, strict=True):
-            cells = slice(cell, cell + count * most)
-            shown = mask[cells].view(count, 1, 1, most * size)
-            groups.append(DecodeGroup(count, most * size, on_device[0, cells], shown))
-            cell = cells.stop
-        return tuple(groups)
+        blocks, *seen_of = on_device.unbind()
+        cells = [count * most for count, most in zip(counts, widths, strict=True)]
+        masks = self.masks.of_blocks(size, *seen_of).split(cells)
+        return tuple(
+            DecodeGroup(count, most * size, read, mask.view(count, 1, 1, most * size))
+            for count, most, read, mask in zip(counts, widths, blocks.split(cells), masks, strict=True)
+        )
 
     def _cuts(self, held: list[int]) -> tuple[list[int], list[int]]:
         """Decodes of each group and blocks that its longest reads, from the blocks of each decode, ascending."""
@@ -221,12 +224,8 @@ def _ends(counts: IntArray) -> IntArray:
     return ends
 
 
-def _checked_blocks(
-    segments: tuple[Segment, ...], lengths: IntArray, starts: IntArray, held: IntArray, store: KvStore
-) -> IntArray:
+def _checked_blocks(segments: tuple[Segment, ...], held: IntArray, store: KvStore) -> IntArray:
     """The blocks that each segment needs, behind one another."""
-    if lengths.min() < 1 or starts.min() < 0:
-        raise ValueError(f"segments of {lengths.tolist()} tokens at {starts.tolist()}: each needs 1 or more at >= 0")
     wanted = held.tolist()
     tables = [segment.block_table[:needed] for segment, needed in zip(segments, wanted, strict=True)]
     blocks: IntArray = np.concatenate(tables, dtype=np.int64)

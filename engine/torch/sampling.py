@@ -48,9 +48,9 @@ def _greedy(logits: torch.Tensor) -> list[int]:
     # that are not negative have the order of their bits; a row whose largest is negative is looked at again.
     bits = logits.view(_BITS[logits.itemsize]).numpy()
     best = bits.argmax(axis=-1)
-    for row in np.flatnonzero(np.take_along_axis(bits, best[:, None], axis=-1)[:, 0] < 0).tolist():
-        best[row] = logits[row].float().numpy().argmax()
     tokens: list[int] = best.tolist()
+    for row in (bits[np.arange(len(best)), best] < 0).nonzero()[0].tolist():
+        tokens[row] = int(logits[row].float().numpy().argmax())
     return tokens
 
 
