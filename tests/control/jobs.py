@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from policies.request import Boot, Setting
 from policies.step_time import NAMED_MODELS, StepModel
+from tuner.bench.search_speed import window_part_of
 from tuner.control.job import Answer, EngineFacts, Job, TargetRow, WindowPart
 from tuner.sim.engine import Engine
 from tuner.sim.generate import document_mix
@@ -28,20 +27,7 @@ def mix(seed: int = 1, rate_rps: float = 4.0, span_s: float = 60.0) -> Traffic:
 def window(traffic: Traffic, setting: Setting = BASE, model: StepModel = MODEL) -> WindowPart:
     """What an engine with this step model would have reported under ``setting``."""
     engine = Engine(Boot(8192, 16, 1, 1, 0, 1), 37_500, 128)
-    run = simulate(traffic, engine, setting, model, gap_bounds_s=[0.03]).outcomes
-    assert run.finished.all()
-    return WindowPart(
-        arrival_s=tuple(run.arrival_s.tolist()),
-        ttft_s=tuple((run.first_token_s - run.arrival_s).tolist()),
-        finish_s=tuple(run.finish_s.tolist()),
-        longest_gap_s=tuple(np.nan_to_num(run.longest_gap_s).tolist()),
-        prompt_tokens=tuple(run.prompt_tokens.tolist()),
-        cached_tokens=tuple(run.cached_tokens.tolist()),
-        output_tokens=tuple(run.output_tokens.tolist()),
-        gap_count=tuple(run.gap_count.tolist()),
-        gap_bounds_s=(0.03,),
-        gap_over=(tuple(run.gap_over[:, 0].tolist()),),
-    )
+    return window_part_of(simulate(traffic, engine, setting, model, gap_bounds_s=[0.03]).outcomes)
 
 
 def job(traffic: Traffic | None = None, **changes: Any) -> Job:
