@@ -6,9 +6,11 @@ caps are predicted on the same list, and only then pushed and measured, twice, t
 ``short``: one other budget, once.
 """
 
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,7 @@ from tuner.bench.children import Children, Talker
 from tuner.bench.live_gain_plan import Listed, Sizes, at_once, listed
 from tuner.bench.live_gain_run import Bed
 from tuner.bench.vllm_bed import DEFAULT, Ground, greatest_rps, vllm_python
+from tuner.bench.vllm_load import busy, others_cpus
 from tuner.bench.vllm_prediction_twin import (
     Values,
     figures_of,
@@ -76,10 +79,11 @@ FULL = Size(
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """What one round left at the engine."""
+    """What one round left at the engine. others_cpus: CPUs that other processes kept busy meanwhile."""
 
     steps: StepRows
     requests: RequestRows
+    others_cpus: float | None = None
 
     @property
     def figures(self) -> Values:
@@ -107,8 +111,10 @@ class Watched:
     def round(self, client: Talker, requests: Listed) -> Rows:
         """The list once. Raises UnreachableError when the engine's rings lost a row of it."""
         self._rows()
+        before = busy()
         self.bed.round(client, requests)
-        return self._rows()
+        taken = others_cpus(before, busy())
+        return replace(self._rows(), others_cpus=taken)
 
     def _rows(self) -> Rows:
         steps, requests = [StepRows.none()], [RequestRows.none()]
@@ -205,6 +211,10 @@ def figures(found: Found) -> Iterator[Figure]:
     yield Figure("step_mape_fitted", step_mape(found.twin, found.fitted.steps.samples()), "fraction")
     yield Figure("least_speed_factor", min(speeds), "of the fitted rounds'")
     yield Figure("largest_speed_factor", max(speeds), "of the fitted rounds'")
+    for name, rounds in (("fitted", (found.fitted,)), ("measured", tuple(chain(*found.measured.values())))):
+        taken = [each.others_cpus for each in rounds if each.others_cpus is not None]
+        if taken:
+            yield Figure(f"others_cpus_{name}", max(taken), f"of {os.cpu_count()}, in the worst round", 0.0)
     yield from _summary(own, "_at_own_speed")
     outside = found.twin.outside
     yield Figure("before_scheduler_s", outside.before_s, f"s, {outside.idle_requests} requests")

@@ -1,0 +1,36 @@
+"""Who keeps the machine busy, from a /proc of our own making."""
+
+from pathlib import Path
+
+import pytest
+
+from tuner.bench.vllm_load import Busy, busy, others_cpus
+
+
+def proc(folder: Path, everybody: int, ticks: dict[int, tuple[int, int]]) -> Path:
+    """everybody: ticks of all; ticks: process -> parent, ticks."""
+    folder.mkdir()
+    (folder / "stat").write_text(f"cpu  {everybody} 0 0 5000 70 0 0 0 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n")
+    for pid, (parent, spent) in ticks.items():
+        (folder / str(pid)).mkdir()
+        words = ["S", str(parent), *["0"] * 9, str(spent), "1", *["0"] * 20]
+        (folder / str(pid) / "stat").write_text(f"{pid} (a (b) c) {' '.join(words)}\n")
+    (folder / "999").mkdir()  # ended before it could be read
+    return folder
+
+
+def test_children_and_theirs_are_ours_and_nobody_else(tmp_path: Path) -> None:
+    found = busy(proc(tmp_path / "proc", 1000, {1: (0, 300), 7: (1, 50), 8: (7, 40), 9: (8, 30), 12: (1, 500)}), 7)
+    assert found is not None
+    tick_s = found.all_s / 1000
+    assert found.ours_s == pytest.approx((51 + 41 + 31) * tick_s)
+
+
+def test_others_are_what_is_left() -> None:
+    assert others_cpus(Busy(10.0, 100.0, 50.0), Busy(20.0, 118.0, 60.0)) == pytest.approx(0.8)
+    assert others_cpus(Busy(10.0, 100.0, 50.0), Busy(20.0, 108.0, 60.0)) == 0.0, "counted in ticks, never below 0"
+    assert others_cpus(None, Busy(20.0, 118.0, 60.0)) is None
+
+
+def test_without_a_proc_nothing_is_told(tmp_path: Path) -> None:
+    assert busy(tmp_path / "none") is None
