@@ -31,7 +31,7 @@ BUDGET_TOKENS = 512
 KV_TOKENS = 32_768
 LONGEST_WAIT_S = 1800.0
 # No new pair after this long, once there are enough for a median: a slow machine measures less, and still ends.
-PAIRS_S = 420.0
+PAIRS_S = 300.0
 LEAST_PAIRS = 3
 RESAMPLES = 2000
 
