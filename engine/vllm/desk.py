@@ -3,6 +3,7 @@
 A step leaves one plain tuple; columns are made of them by the thread that answers, beside the engine's loop.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -52,7 +53,8 @@ class RowDesk(TuningDesk):
         self._used = used
         self._written: Ring[Written] = Ring(ring_rows)
         self._known = self._book
-        self._began_s = self._book.seen_s  # the latest step's; the book is told when it is asked next
+        self._leased = False
+        self._began_s = -math.inf  # latest step under this lease; the book is told of it when it is asked next
         self._granted_s = self._length_s = 0.0
         self.force = self._force()
 
@@ -60,15 +62,15 @@ class RowDesk(TuningDesk):
 
     def begin(self, now_s: float) -> int:
         """The number of the step that begins now; ``force`` is what it runs under. A lease that is over ends here."""
-        book = self._book
-        if book is not self._known:
+        if self._book is not self._known:
             self._look()
-            book = self._known
-        if book.lease is not None and not (now_s >= self._began_s and now_s - self._granted_s < self._length_s):
-            with self._lock:
-                self._settle(now_s)
-            self._look()
-        self._began_s = now_s
+        if self._leased:
+            if now_s >= self._began_s and now_s - self._granted_s < self._length_s:
+                self._began_s = now_s
+            else:
+                with self._lock:
+                    self._settle(now_s)
+                self._look()
         step = self._next_step
         self._next_step = step + 1
         return step
@@ -84,8 +86,9 @@ class RowDesk(TuningDesk):
 
     def _look(self) -> None:
         book = self._known = self._book
+        self._leased, self._began_s = book.lease is not None, -math.inf
         if book.lease is not None:
-            self._granted_s, self._length_s = book.lease.granted_s, book.lease.length_s
+            self._granted_s, self._length_s, self._began_s = book.lease.granted_s, book.lease.length_s, book.seen_s
         self.force = self._force()
 
     def _force(self) -> Force:

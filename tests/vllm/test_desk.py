@@ -1,0 +1,109 @@
+"""The hook's desk does what every other does, in fewer instructions; its rows wait for a reader."""
+
+import math
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from engine.protocol import About, TuningDesk
+from engine.vllm.desk import RowDesk
+from engine.vllm.records import Recorder
+from policies import wire
+from policies.envelope import Envelope, full_bounds
+from policies.request import Setting
+
+BOOT = Setting(512, max_running=32)
+ABOUT = About(
+    "vllm",
+    "0",
+    "m",
+    wire.BootEnvelope(
+        ceiling_tokens=512, max_running=32, model_tokens=None, kv_blocks=None, kv_block_tokens=None, chunking=True
+    ),
+)
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def envelope() -> Envelope:
+    return Envelope(full_bounds(512, 32))
+
+
+def row_desk(now_s: Callable[[], float], **more: Any) -> RowDesk:
+    return RowDesk(ABOUT, envelope(), BOOT, now_s, **more)
+
+
+def test_what_is_in_force_is_what_every_desk_would_have() -> None:
+    """Random pushes, reverts, leases that end, and a clock that also jumps, goes back or cannot be read."""
+    chance, clock = random.Random(11), Clock()
+    desks = row_desk(clock), TuningDesk(ABOUT, envelope(), BOOT, clock)
+    seen, ended = set(), 0
+    for turn in range(6000):
+        clock.now_s += chance.choice([0.01, 0.01, 0.01, 0.5, 3.0])
+        if chance.random() < 0.02:
+            clock.now_s += chance.choice([-0.5, -30.0, 30.0])
+        if chance.random() < 0.05:
+            wish = wire.PushRequest(
+                lease_s=chance.choice([1.0, 5.0, 20.0]), expected_revision=desks[1].book.revision, actor="a",
+                reason="r", knobs=wire.Knobs(step_tokens=chance.randint(1, 512)),
+            )  # fmt: skip
+            answers = [desk.push(wish) for desk in desks]
+            assert answers[0] == answers[1], turn
+        if chance.random() < 0.005:
+            for desk in desks:
+                desk.revert(wire.RevertRequest(block=False))
+        now_s = math.nan if chance.random() < 0.002 else clock.now_s
+        held = desks[1].book.lease
+        ours, force = desks[0].begin(now_s), desks[1].begin_step(now_s)
+        assert (ours, *desks[0].force) == (force.step, force.setting, force.step_model, force.revision), turn
+        ended += held is not None and desks[1].book.lease is None
+        seen.add(force.setting.step_tokens)
+        if chance.random() < 0.1:
+            desks[0].skip()
+            desks[1].skip_step()
+        if chance.random() < 0.02:
+            left = [desk.lease_left_s() for desk in desks]
+            assert left[0] == left[1], turn
+    assert len(seen) > 50 and ended > 50
+
+
+def test_rows_come_as_they_were_written_and_a_pool_reading_becomes_a_share() -> None:
+    clock = Clock()
+    desk = row_desk(clock, used=lambda free: 1.0 - free / 200, ring_rows=4)
+    assert desk.steps_after(-1).step == ()
+    for step in range(6):
+        desk.keep(
+            step, (float(step), step + 0.25, (step, float(step), 512, 9, 2, 3, 1, 40, 5, 4.5, 1, 3, 7, 150, 0, 8))
+        )
+    page = desk.steps_after(-1)
+    assert page.lost == 2 and page.step == (2, 3, 4, 5) and page.start_s == (2.0, 3.0, 4.0, 5.0)
+    assert set(page.duration_s) == {0.25} and set(page.kv_used) == {0.25}
+    names = ("budget_tokens", "prefill_tokens", "decode_tokens", "sequences", "prefills", "decode_context_tokens",
+             "prefill_context_tokens", "attention_work", "partial_prefills", "running", "waiting", "preemptions",
+             "revision")  # fmt: skip
+    assert [getattr(page, name)[0] for name in names] == [512, 9, 2, 3, 1, 40, 5, 4.5, 1, 3, 7, 0, 8]
+
+
+def test_ended_requests_that_nobody_reads_do_not_pile_up() -> None:
+    clock = Clock()
+    desk = row_desk(clock)
+    recorder = Recorder(SimpleNamespace(), desk, (), clock, one_token=True, pool=None, length=len)
+    for number in range(3000):
+        request = SimpleNamespace(
+            request_id=str(number), num_prompt_tokens=number + 1, num_output_tokens=0, num_preemptions=0,
+            status=SimpleNamespace(name="FINISHED_ABORTED"), sampling_params=None, arrival_time=0.0,
+        )  # fmt: skip
+        recorder.arrived(request, clock())
+        recorder.ended(request)
+    waiting = 3000 - len(desk.requests_after(-1).sequence) - len(desk.requests_after(999).sequence)
+    assert 1000 <= waiting <= 1025, "the last thousand wait for a reader, in memory as little as their numbers"
+    recorder.close_all()
+    page = desk.requests_after(1999)
+    assert page.prompt_tokens == tuple(range(2001, 3001)) and set(page.ended) == {"aborted"} and page.lost == 0
+    assert not recorder.tracks
