@@ -15,11 +15,14 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 # On a machine without a GPU a CPU build of torch saves gigabytes:
 #   make test TORCH_FROM="--index-url https://download.pytorch.org/whl/cpu"
 TORCH_FROM ?=
+# axe-core and what drives Chromium, for the accessibility test of the report page.
+AXE := $(or $(ROOFTUNE_AXE),$(CURDIR)/build/axe)
 # The model of the demo; `make clean` takes it away with the rest of build/.
 DEMO_MODEL := build/smollm2-135m
 
 export OMP_NUM_THREADS ?= 1
 export ROOFTUNE_VLLM_ENV := $(VLLM_ENV)
+export ROOFTUNE_AXE := $(AXE)
 
 .PHONY: help demo recommend-demo test check bench setup dev-env engine-env vllm-env lint types fast-tests engine-tests vllm-tests \
 	short-benches gpu-check clean clean-all
@@ -86,6 +89,7 @@ fast-tests: $(VENV)/.dev
 
 engine-tests: $(VENV)/.engine
 	@.ci/postgresql
+	@.ci/browser $(AXE)
 	$(BIN)/pytest -q -m "(engine or slow) and not vllm"
 
 vllm-tests: $(VENV)/.dev vllm-env

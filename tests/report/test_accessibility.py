@@ -11,13 +11,13 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "golden" / "index.html"
-MODULES = os.environ.get("ROOFTUNE_AXE")
+MODULES = os.environ.get("ROOFTUNE_AXE", "")
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        not MODULES or shutil.which("node") is None,
-        reason="needs node, and ROOFTUNE_AXE naming a folder with axe-core and playwright-core installed",
+        shutil.which("node") is None or not Path(MODULES, "node_modules", "axe-core").is_dir(),
+        reason="needs node, and ROOFTUNE_AXE naming a folder with axe-core and playwright-core (.ci/browser FOLDER)",
     ),
 ]
 
