@@ -80,11 +80,14 @@ def test_who_is_asked_to_stop_finishes_its_cycle_and_makes_no_other(tmp_path: Pa
         if line.startswith("cycle"):
             os.kill(os.getpid(), kind)
 
-    before = signal.getsignal(kind)
-    assert run_controller(config(tmp_path), clock=ManualClock(), cycles=50, tell=tell, stop=stop) == 0
+    started_with = signal.signal(kind, signal.SIG_DFL)  # not what nohup or a shell's background left us with
+    try:
+        assert run_controller(config(tmp_path), clock=ManualClock(), cycles=50, tell=tell, stop=stop) == 0
+        assert stop and signal.getsignal(kind) is signal.SIG_DFL, "handlers are put back"
+    finally:
+        signal.signal(kind, started_with)
     with StateFile.visit(tmp_path / "state") as store:
         assert [record.number for record in store.last(10)] == [1]
-    assert stop and signal.getsignal(kind) is before, "handlers are put back"
 
 
 def test_a_terminal_that_closes_is_not_minded_under_nohup(tmp_path: Path) -> None:
