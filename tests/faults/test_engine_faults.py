@@ -134,7 +134,7 @@ def test_a_push_that_never_arrived_is_not_taken_for_one_in_force() -> None:
 
 def test_a_revert_that_fails_is_tried_again_until_it_is_done() -> None:
     limits = replace(BOLD, max_inconclusive_s=15.0)
-    run = on_trial(options=options(search_requests=20, limits=limits, harm_requests=1000, min_requests=1000))
+    run = on_trial(options=options(search_requests=20, limits=limits, harm_requests=100, min_requests=100))
     run.port.script = failing(PortFault.TIMEOUT, "revert")
     run.run(2)
     assert run.records[-1].reason is CycleReason.UNREACHABLE and run.setting == FITTING
@@ -148,7 +148,7 @@ def test_a_revert_that_fails_is_tried_again_until_it_is_done() -> None:
 def test_a_revert_whose_answer_was_lost_keeps_its_verdict() -> None:
     """The engine did it and the answer never came: the setting that was taken back is not tried again."""
     limits = replace(BOLD, max_inconclusive_s=15.0)
-    run = on_trial(options=options(search_requests=20, limits=limits, harm_requests=1000, min_requests=1000))
+    run = on_trial(options=options(search_requests=20, limits=limits, harm_requests=100, min_requests=100))
     honest = run.port.revert
 
     def lost(request: wire.RevertRequest) -> wire.PushAnswer | wire.Refusal:
