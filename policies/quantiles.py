@@ -1,6 +1,8 @@
 """Exact weighted quantiles: the smallest value that enough of the weight lies at or below."""
 
 import math
+import statistics
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -60,3 +62,17 @@ def quantile(values: npt.ArrayLike, q: float) -> float:
     """``weighted_quantile`` with one unit of weight for each value."""
     v = np.asarray(values, dtype=np.float64)
     return weighted_quantile(v, np.ones(v.shape), q)
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Low, median, high: the order statistics that hold the median with at least 95 % (the binomial's tails); with
+    fewer than six values the whole range."""
+    ordered = sorted(values)
+    count = len(ordered)
+    tail, chance, place = 0.0, 0.5**count, 0
+    while tail + chance <= 0.025 and place < count // 2:
+        tail += chance
+        place += 1
+        chance *= (count - place + 1) / place
+    low = max(0, place - 1)
+    return ordered[low], statistics.median(ordered), ordered[count - 1 - low]

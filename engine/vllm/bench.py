@@ -5,7 +5,6 @@ Needs the vLLM environment ($ROOFTUNE_VLLM_ENV, or .venv-vllm in the project); w
 
 import json
 import os
-import statistics
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from policies.commands import Figure
 from policies.errors import MissingDataError, UnreachableError
+from policies.quantiles import median_interval
 
 ROOT = Path(__file__).resolve().parents[2]
 VARIABLE = "ROOFTUNE_VLLM_ENV"
@@ -60,17 +60,3 @@ def measure(short: bool) -> dict[str, list[float]]:
 def _quantile(values: Sequence[float], share: float) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
-def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Low, median, high: the order statistics that hold the median with at least 95 % (the binomial's tails); with
-    fewer than six values the whole range."""
-    ordered = sorted(values)
-    count = len(ordered)
-    tail, chance, place = 0.0, 0.5**count, 0
-    while tail + chance <= 0.025 and place < count // 2:
-        tail += chance
-        place += 1
-        chance *= (count - place + 1) / place
-    low = max(0, place - 1)
-    return ordered[low], statistics.median(ordered), ordered[count - 1 - low]

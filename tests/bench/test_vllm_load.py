@@ -15,6 +15,7 @@ def proc(folder: Path, everybody: int, ticks: dict[int, tuple[int, int]]) -> Pat
         (folder / str(pid)).mkdir()
         words = ["S", str(parent), *["0"] * 9, str(spent), "1", *["0"] * 20]
         (folder / str(pid) / "stat").write_text(f"{pid} (a (b) c) {' '.join(words)}\n")
+        (folder / str(pid) / "statm").write_text("100 50 0 0 0 0 0\n")
     (folder / "999").mkdir()  # ended before it could be read
     return folder
 

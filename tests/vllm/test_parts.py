@@ -10,7 +10,6 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from engine.interface import FinishReason
-from engine.vllm.bench import median_interval
 from engine.vllm.endpoint import TuningPlugin
 from engine.vllm.knobs import Knobs
 from engine.vllm.lists import WaitingOrder, decodes_first, hide, prefill_key, unhide
@@ -20,6 +19,7 @@ from engine.vllm.tracks import TokenClock, Track, why
 from policies import wire
 from policies.envelope import Mode
 from policies.errors import InputError
+from policies.quantiles import median_interval
 from policies.request import DEADLINE, FCFS, SHORTEST_FIRST, Setting
 
 

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-PROC = Path("/proc")
+from tuner.bench.process_cost import PROC, children_of, cost_of
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ def busy(proc: Path = PROC, pid: int | None = None) -> Busy | None:
     tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
     user, nice, system, _idle, _wait, *interrupts = map(int, words[1:9])
     everybody = user + nice + system + sum(interrupts)  # a hypervisor's share, the last of them, is lost to us as well
-    return Busy(time.monotonic(), everybody * tick_s, _ours(proc, os.getpid() if pid is None else pid) * tick_s)
+    return Busy(time.monotonic(), everybody * tick_s, _ours_s(proc, os.getpid() if pid is None else pid))
 
 
 def others_cpus(before: Busy | None, after: Busy | None) -> float | None:
@@ -39,25 +39,8 @@ def others_cpus(before: Busy | None, after: Busy | None) -> float | None:
     return max(0.0, spent_s / (after.time_s - before.time_s))
 
 
-def _ours(proc: Path, pid: int) -> int:
-    """Ticks of ``pid`` and all below it that live."""
-    parents: dict[int, int] = {}
-    ticks: dict[int, int] = {}
-    for folder in proc.iterdir():
-        if not folder.name.isdecimal():
-            continue
-        try:
-            line = (folder / "stat").read_text()
-        except OSError:
-            continue  # it has just ended
-        words = line.rpartition(")")[2].split()  # the name before it may hold anything
-        parents[int(folder.name)] = int(words[1])
-        ticks[int(folder.name)] = int(words[11]) + int(words[12])
-    return sum(spent for one, spent in ticks.items() if _below(one, pid, parents))
-
-
-def _below(one: int, pid: int, parents: dict[int, int]) -> bool:
-    seen = 0
-    while one not in (pid, 0) and seen < len(parents):
-        one, seen = parents.get(one, 0), seen + 1
-    return one == pid
+def _ours_s(proc: Path, pid: int) -> float:
+    """Of ``pid`` and all below it that live."""
+    cost = cost_of(pid, proc)
+    below_s = sum(_ours_s(proc, child) for child in children_of(pid, proc))
+    return below_s + (0.0 if cost is None else cost.cpu_s)

@@ -4,7 +4,7 @@ One model, one dtype, one budget, greedy, the same prompts and output lengths, a
 its documentation has it for requests of different lengths: ``continuous_batching_context_manager`` and
 ``add_request``, kept between runs, in inference mode, with the page size that costs it least, found beforehand in this
 very process. Runs are paired: each pair has prompts of its own, so that no prefix cache helps anybody, and who goes
-first alternates. Figures are medians of the pairs' ratios with a bootstrap interval (95 %), by the clock and, since
+first alternates. Figures are medians of the pairs' ratios with their interval (95 %), by the clock and, since
 neighbours' load falls on one run more than on another, by the processor time of the whole process.
 """
 
@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from threading import Event
 
 import torch
@@ -25,6 +24,7 @@ from engine.running import RunningEngine
 from engine.torch.bench.models import made_model, packaged_model
 from engine.torch.load import choose_dtype, load_runner
 from policies.commands import Figure
+from policies.quantiles import median_interval
 from policies.request import Setting
 
 BUDGET_TOKENS = 512
@@ -33,7 +33,6 @@ LONGEST_WAIT_S = 1800.0
 # No new pair after this long, once there are enough for a median: a slow machine measures less, and still ends.
 PAIRS_S = 300.0
 LEAST_PAIRS = 3
-RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -100,12 +99,10 @@ def figures(pairs_ran: list[tuple[Ran, Ran]]) -> Iterator[Figure]:
 
 
 def _ratio(name: str, ratios: list[float]) -> Iterator[Figure]:
-    """The median and the bootstrap interval of it."""
-    chance = random.Random(0)
-    drawn = sorted(median(chance.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
-    yield Figure(name, median(ratios), "times theirs")
-    yield Figure(f"{name}_low", drawn[int(0.025 * RESAMPLES)], "times theirs")
-    yield Figure(f"{name}_high", drawn[int(0.975 * RESAMPLES)], "times theirs")
+    low, middle, high = median_interval(ratios)
+    yield Figure(name, middle, "times theirs")
+    yield Figure(f"{name}_low", low, "times theirs")
+    yield Figure(f"{name}_high", high, "times theirs")
 
 
 # Least and most prompt tokens, least and most output tokens.
