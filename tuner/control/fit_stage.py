@@ -12,7 +12,7 @@ from tuner.control.parts import Store
 from tuner.model.drift import Drift, DriftAlarm
 from tuner.model.fit import MIN_STEPS, fit_steps
 from tuner.model.reservoir import Reservoir, stratum_of
-from tuner.model.roofline import FitCode, Interval, StepFit, predict
+from tuner.model.roofline import FitCode, StepFit, predict
 from tuner.model.samples import StepSamples, join
 from tuner.observe.rows import StepRows
 from tuner.record import Part, Words
@@ -194,20 +194,20 @@ def _finite(bound: float) -> float | None:
     return bound if math.isfinite(bound) else None
 
 
+def _above_zero(bound: float) -> float | None:
+    return _finite(bound) if bound > 0.0 else None
+
+
 def fit_part(found: StepFit) -> FitPart:
     """A fit as the record holds it; bounds that are not known become null."""
 
-    def bound(interval: Interval, which: str) -> float | None:
-        value: float = getattr(interval, which)
-        return value if math.isfinite(value) and value > 0.0 else None
-
-    knee = found.knee_tokens
+    knee, between = found.knee_tokens, found.knee_interval
     return FitPart(
         coefficients=dict(found.model._asdict()),
         intervals={name: (_finite(one.low), _finite(one.high)) for name, one in found.intervals.items()},
-        knee_tokens=knee if knee is not None and math.isfinite(knee) else None,
-        knee_low_tokens=bound(found.knee_interval, "low"),
-        knee_high_tokens=bound(found.knee_interval, "high"),
+        knee_tokens=None if knee is None else _finite(knee),
+        knee_low_tokens=_above_zero(between.low),
+        knee_high_tokens=_above_zero(between.high),
         steps=found.steps,
         spread=found.spread,
         seen_low_tokens=found.seen_tokens[0],

@@ -69,7 +69,7 @@ class Planner:
         """The proposal that stands, or why there is none; asks the child for the next one."""
         why = self._no_search(sight)
         if why is not None:
-            if not self._judgeable(sight):
+            if why is CycleReason.TOO_LITTLE_DATA and not self._judgeable(sight):
                 options = self._options
                 draft.note(
                     f"a window of {options.verify_s:g} s sees fewer than {options.min_requests} requests, so no push "
