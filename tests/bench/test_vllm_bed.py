@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from policies.errors import MissingDataError
-from tuner.bench.vllm_bed import visible, vllm_python
+from tuner.bench.vllm_bed import cpu_dtype, visible, vllm_python
 
 LOOK = """
 import sys
@@ -43,3 +43,19 @@ def test_another_interpreter_finds_the_hook_and_only_what_is_ours(tmp_path: Path
     _, general, endpoint, where = done.stdout.split()
     assert (general, endpoint) == ("engine.vllm.plugin:register", "engine.vllm.endpoint:TuningPlugin")
     assert where.startswith(str(links))
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "dtype"),
+    [
+        ("processor : 0\nflags\t\t: fpu avx2 fma\n", "float32"),
+        ("processor : 0\nflags\t\t: fpu avx512f avx512_bf16 fma\n", "bfloat16"),
+        ("flags : amx_bf16\n\nflags : fpu\n", "bfloat16"),
+        ("Features : asimd bf16\n", "float32"),
+    ],
+)
+def test_a_cpu_computes_in_what_it_is_fast_in(tmp_path: Path, cpuinfo: str, dtype: str) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text(cpuinfo)
+    assert cpu_dtype(file) == dtype
+    assert cpu_dtype(tmp_path / "absent") == "float32"
