@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from policies.errors import InputError
 from policies.request import Boot, Setting
@@ -17,6 +18,8 @@ from tuner.sim.workload import Traffic
 
 # Twice as long in every third step, and steps from 20 ms on another pattern.
 ROUGH = StepNoise(np.array([0.02]), np.array([[1.0, 1.0, 2.0], [1.5, 0.5, 1.0]]))
+# The same, and for 20 ms in every 50 ms the machine takes three times as long.
+PACED = ROUGH._replace(pace=np.array([1.0, 1.0, 3.0, 3.0, 1.0]), cell_s=0.01)
 BOOT = Boot(1_000, 16, chunking=1, reserve_whole_prompt=1, contents=0, keep_decodes_moving=1)
 MODEL = StepModel(0.010, 0.0, 0.0, 0.0, 0.001, 0.0, 0.0)
 
@@ -41,16 +44,47 @@ def test_a_run_by_hand() -> None:
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)
-@given(runs())
-def test_walk_and_compiled_twin_agree_with_noise(run: Run) -> None:
+@given(runs(), st.sampled_from([ROUGH, PACED]))
+def test_walk_and_compiled_twin_agree_with_noise(run: Run, noise: StepNoise) -> None:
     arguments = (run.traffic, run.engine, run.setting, run.model)
-    slow = walk(*arguments, changes=run.changes, noise=ROUGH)
-    fast = simulate(*arguments, changes=run.changes, keep_log=True, noise=ROUGH)
+    slow = walk(*arguments, changes=run.changes, noise=noise)
+    fast = simulate(*arguments, changes=run.changes, keep_log=True, noise=noise)
     assert_same(slow, fast)
 
 
 def test_quiet_changes_nothing() -> None:
-    assert with_noise(QUIET, 7, 0.0123) == 0.0123
+    assert with_noise(QUIET, 7, 1.5, 0.0123) == 0.0123
+
+
+def test_a_slow_time_stretches_what_falls_into_it_and_nothing_else() -> None:
+    """Slow from 20 to 40 ms and from 70 to 90 ms; steps of 10 ms and more, at their factor of 1."""
+    even = PACED._replace(factors=np.ones((2, 1)))
+    assert with_noise(even, 0, 0.0, 0.020) == pytest.approx(0.020), "done when it begins"
+    assert with_noise(even, 0, 0.0, 0.022) == pytest.approx(0.026), "2 ms of it in slow time"
+    assert with_noise(even, 0, 0.025, 0.004) == pytest.approx(0.012), "all of it"
+    assert with_noise(even, 0, 0.035, 0.010) == pytest.approx(0.005 + 0.010 - 0.005 / 3.0), "the first 5 ms"
+    long_s = with_noise(even, 0, 0.0, 0.090)
+    assert long_s == pytest.approx(0.090 + 2 * 0.020 * (1.0 - 1.0 / 3.0)), "both whole, and no third one"
+    assert with_noise(even, 0, 0.05 * 7 + 0.02, 0.010) == pytest.approx(0.020 + 0.010 / 3.0), "it repeats"
+
+
+def test_slow_stretches_come_back_by_the_clock_and_leave_the_scatter_alone() -> None:
+    """Each 1,000th step begins 0.3 s in which short steps take four times as long: no long step is to take so long."""
+    modelled, measured = scattered(4)
+    slowed = measured.copy()
+    for start in range(500, len(modelled), 1000):
+        inside = start + np.flatnonzero(np.cumsum(modelled[start:]) < 0.08)
+        slowed[inside] *= 4.0
+    quiet, noise = (noise_from_steps(modelled, steps, seed=3) for steps in (measured, slowed))
+    assert not len(quiet.pace), "scatter of single steps is no slow stretch"
+    assert noise.factors.max(axis=1) == pytest.approx(quiet.factors.max(axis=1), rel=0.1)
+    assert noise.factors.mean() == pytest.approx(quiet.factors.mean(), rel=0.02)
+    slow = noise.pace[noise.pace > 1.0]
+    assert 2.5 < slow.min() and slow.max() < 5.0
+    lost = float((noise.pace - 1.0).mean())
+    assert 0.3 < lost / ((slowed - measured).sum() / slowed.sum()) < 3.0, "about as much time as was lost"
+    again, other = (noise_from_steps(modelled, slowed, seed=seed) for seed in (3, 4))
+    assert np.array_equal(noise.pace, again.pace) and not np.array_equal(noise.pace, other.pace)
 
 
 def test_each_class_scatters_as_its_own_steps_do_and_keeps_the_common_level() -> None:

@@ -196,7 +196,7 @@ def _run_stretch(
     size = float(count)
     context = _context_of(state)
     number = totals[STEPS]
-    first_end = start + with_noise(noise, number, step_cost(cost, count, count, count, context, 0.0, 0.0))
+    first_end = start + with_noise(noise, number, start, step_cost(cost, count, count, count, context, 0.0, 0.0))
     before, now = start, first_end
     longest = 0.0
     for bound in range(bounds):
@@ -207,7 +207,7 @@ def _run_stretch(
     while steps < most and now < wake_s:
         before = now
         context += size
-        now += with_noise(noise, number + steps, step_cost(cost, count, count, count, context, 0.0, 0.0))
+        now += with_noise(noise, number + steps, now, step_cost(cost, count, count, count, context, 0.0, 0.0))
         gap = now - before
         gap_values[gaps] = gap
         gap_weights[gaps] = count
@@ -402,7 +402,7 @@ def replay(
                 totals[STALLED] = 1
                 break
             continue
-        now += with_noise(noise, totals[STEPS], _planned_time(cost, state))
+        now += with_noise(noise, totals[STEPS], now, _planned_time(cost, state))
         seen = now if boot.plan_ahead == 0 else start
         gap_values, gap_weights = _room(gap_values, gap_weights, totals[GAP_ROWS], planned + 1)
         _book_step(state, run, gap_values, gap_weights, start, now)
@@ -446,7 +446,7 @@ def _log_stretch(
     now = start
     number = run.totals[STEPS] - steps
     for step in range(steps):
-        now += with_noise(noise, number + step, step_cost(cost, count, count, count, context, 0.0, 0.0))
+        now += with_noise(noise, number + step, now, step_cost(cost, count, count, count, context, 0.0, 0.0))
         context += count
         for index in range(count):
             log, log_times = _log_room(log, log_times, run.totals[LOG_ROWS])

@@ -2,7 +2,8 @@
 
 The twin may multiply the modelled duration of each step by a factor measured on real steps. Which factor a step gets
 depends on its number in the run and on the class of its modelled duration (short steps scatter more than long ones),
-so that two settings are tried under the same luck (common random numbers). Off unless asked for.
+so that two settings are tried under the same luck (common random numbers). Stretches in which the machine was slow as
+a whole come back by the clock (``tuner.sim.slowdowns``), at the same instants for every setting. Off unless asked for.
 """
 
 from typing import NamedTuple
@@ -11,33 +12,51 @@ import numpy as np
 
 from policies.errors import InputError
 from policies.request import FloatArray
+from tuner.sim.slowdowns import CELL_S, find_slowdowns, pace_of
 
 _MIN_STEPS = 20
+_NO_PACE = np.zeros(0)
 
 
 class StepNoise(NamedTuple):
-    """Factors on modelled step durations.
+    """What makes steps longer or shorter than the model says.
 
     edges_s: ascending modelled durations between the classes, shape (classes - 1,).
     factors: factor (> 0) for each class and step number, repeated when a run is longer, shape (classes, draws).
+    pace: how many times as long (> 0) it takes in each cell of ``cell_s`` seconds of the run, repeated; or empty.
     """
 
     edges_s: FloatArray
     factors: FloatArray
+    pace: FloatArray = _NO_PACE
+    cell_s: float = CELL_S
 
 
 QUIET = StepNoise(np.zeros(0), np.zeros((1, 0)))
 
 
-def with_noise(noise: StepNoise, step: int, duration_s: float) -> float:
-    """The duration (s) of step number ``step`` (from 0) whose model says ``duration_s``."""
+def with_noise(noise: StepNoise, step: int, start_s: float, duration_s: float) -> float:
+    """The duration (s) of step number ``step`` (from 0), begun at ``start_s``, whose model says ``duration_s``."""
     draws = noise.factors.shape[1]
     if draws == 0:
         return duration_s
     row = 0
     while row < len(noise.edges_s) and duration_s >= noise.edges_s[row]:
         row += 1
-    return float(duration_s * noise.factors[row, step % draws])
+    left_s = duration_s * noise.factors[row, step % draws]
+    cells = len(noise.pace)
+    if cells == 0:
+        return float(left_s)
+    now_s = start_s
+    cell = int(start_s / noise.cell_s)
+    while True:
+        factor = noise.pace[cell % cells]
+        cell += 1
+        done_s = max((cell * noise.cell_s - now_s) / factor, 0.0)
+        if left_s <= done_s:
+            return float(now_s - start_s + left_s * factor)
+        left_s -= done_s
+        now_s = cell * noise.cell_s
 
 
 def noise_from_steps(
@@ -45,10 +64,10 @@ def noise_from_steps(
 ) -> StepNoise:
     """Noise drawn from the residuals of real steps.
 
-    modelled_s, measured_s: durations of the same steps, above 0, shape (n,). seed: which draws.
+    modelled_s, measured_s: durations of the same steps in order of time, above 0, shape (n,). seed: which draws.
     classes: at most so many classes of modelled duration, of equal log width, each with at least 20 steps.
-    Every class has the same mean factor, that of all time measured to all time modelled: a robust fit leaves out
-    the slow steps and this puts them back, while the few steps of a rare size cannot shift a level.
+    Every class has the same mean factor, that of all time measured to all time modelled outside slowdowns: a robust fit
+    leaves out the slow steps and this puts them back, while the few steps of a rare size cannot shift a level.
     Raises InputError when there are too few steps or a duration is not above 0.
     """
     if len(modelled_s) != len(measured_s) or len(modelled_s) < _MIN_STEPS:
@@ -58,6 +77,29 @@ def noise_from_steps(
         )
     if not (np.all(modelled_s > 0.0) and np.all(measured_s > 0.0)):
         raise InputError("noise needs durations above 0 s only; drop the other steps")
+    slowdowns, inside = find_slowdowns(_expected(modelled_s, measured_s, classes), measured_s)
+    kept = ~inside
+    if int(kept.sum()) < _MIN_STEPS:
+        slowdowns, kept = [], np.ones(len(kept), dtype=np.bool_)
+    edges_s, factors = _scatter(modelled_s[kept], measured_s[kept], seed, draws, classes)
+    return StepNoise(edges_s, factors, pace_of(slowdowns, float(measured_s.sum()), seed))
+
+
+def _expected(modelled_s: FloatArray, measured_s: FloatArray, classes: int) -> FloatArray:
+    """What a step of its class takes in the middle: no class that the model misjudges is one long slowdown."""
+    row = np.searchsorted(_edges(modelled_s, classes), modelled_s, side="right")
+    ratio = measured_s / modelled_s
+    expected_s = np.empty(len(modelled_s))
+    for index in np.unique(row):
+        mine = row == index
+        expected_s[mine] = modelled_s[mine] * np.median(ratio[mine])
+    return expected_s
+
+
+def _scatter(
+    modelled_s: FloatArray, measured_s: FloatArray, seed: int, draws: int, classes: int
+) -> tuple[FloatArray, FloatArray]:
+    """Borders of the classes, and the factors of each."""
     edges_s = _edges(modelled_s, classes)
     row = np.searchsorted(edges_s, modelled_s, side="right")
     ratio = measured_s / modelled_s
@@ -69,7 +111,7 @@ def noise_from_steps(
         ordered = np.sort(ratio[row == index])
         drawn = ordered[(luck * len(ordered)).astype(np.int64)]
         factors[index] = drawn * (level / float(ordered.mean()))
-    return StepNoise(edges_s, factors)
+    return edges_s, factors
 
 
 def _edges(modelled_s: FloatArray, classes: int) -> FloatArray:

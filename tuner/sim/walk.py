@@ -110,7 +110,7 @@ def walk(
                 break
             now = seen = max(now, min(wake))
             continue
-        now += with_noise(noise, int(totals[kernel.STEPS]), planned_time_s(cost, state))
+        now += with_noise(noise, int(totals[kernel.STEPS]), now, planned_time_s(cost, state))
         seen = start if engine.boot.plan_ahead else now
         for request, taken in state.planned[:planned].tolist():
             if np.isnan(times[request, kernel.SCHEDULED_S]):
