@@ -14,7 +14,7 @@ from tuner.control.child_window import compared, engine_of, model_of, observed_o
 from tuner.control.job import Answer, Job, LiveTrial, TargetRow, WindowPart
 from tuner.search import archive
 from tuner.search.archive import Archive
-from tuner.sim.noise import noise_from_steps
+from tuner.sim.residuals import noise_from_steps
 from tuner.sim.twin import simulate
 
 pytestmark = pytest.mark.slow

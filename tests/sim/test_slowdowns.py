@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.sim.slowdowns import CELL_S, CELLS, LEAST_FACTOR, LEAST_S, Slowdown, find_slowdowns, pace_of
+from tuner.sim.noise import CELL_S
+from tuner.sim.slowdowns import CELLS, LEAST_FACTOR, LEAST_S, Slowdown, find_slowdowns, pace_of
 
 STEPS = np.full(400, 0.010)
 

@@ -21,8 +21,8 @@ from tuner.model.roofline import predict as predict_steps
 from tuner.model.samples import StepSamples
 from tuner.observe.rows import FINISHED, BoolArray, RequestRows, StepRows
 from tuner.sim.engine import Engine
-from tuner.sim.noise import noise_from_steps
 from tuner.sim.outside import RequestStamps, StepStamps, learn_outside, predict
+from tuner.sim.residuals import noise_from_steps
 from tuner.sim.workload import Traffic
 
 FIGURES = ("gap_p99", "longest_gap_p99", "ttft_p50", "ttft_p95", "tpot_p95")

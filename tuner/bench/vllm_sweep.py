@@ -26,8 +26,9 @@ from tuner.model.table import fit_table
 from tuner.model.warm import seen_before
 from tuner.sim.calibrate import Verdict, calibrate
 from tuner.sim.engine import Engine
-from tuner.sim.noise import QUIET, StepNoise, noise_from_steps
+from tuner.sim.noise import QUIET, StepNoise
 from tuner.sim.outside import Outside, learn_outside, predict
+from tuner.sim.residuals import noise_from_steps
 
 FITTED_RUN = "b_512_t0_r1"
 FITTED_CASE = Case("b", 512, 0)

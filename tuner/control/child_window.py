@@ -14,7 +14,8 @@ from tuner.control.figures import judgeable
 from tuner.control.job import EngineFacts, Job, TargetRow, WindowPart
 from tuner.model.model_file import check_step_model
 from tuner.sim.engine import Engine
-from tuner.sim.noise import QUIET, StepNoise, noise_from_steps
+from tuner.sim.noise import QUIET, StepNoise
+from tuner.sim.residuals import noise_from_steps
 from tuner.sim.workload import Traffic
 
 LEAST_NOISE_STEPS = 20

@@ -11,13 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.request import FloatArray
+from tuner.sim.noise import CELL_S
 
 BoolArray = npt.NDArray[np.bool_]
 
 # Steps of this much measured time together, and longer than expected by this factor, are one.
 LEAST_S, LEAST_FACTOR = 0.1, 1.5
-# The path is told in cells of so many seconds, and repeats after so many of them (5.5 minutes).
-CELL_S, CELLS = 0.01, 1 << 15
+# The path repeats after so many cells (5.5 minutes).
+CELLS = 1 << 15
 
 
 class Slowdown(NamedTuple):
