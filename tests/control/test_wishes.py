@@ -69,6 +69,15 @@ def test_what_is_done_is_remembered_for_a_few_wishes_only(state: StateFile) -> N
     assert len(state.value(wishes.DONE_KEY) or "") < 100
 
 
+def test_a_revert_that_was_done_is_not_done_again_however_many_pauses_and_resumes_follow(state: StateFile) -> None:
+    wishes.done(state, wishes.ask_revert(state, "a", "x", 0.0))
+    for turn in range(6):
+        wishes.pause(state, "a", "x", float(turn))
+        wishes.done(state, wishes.resume(state, "a", "x", float(turn)))
+        assert wishes.pending(state) == (None, None)
+    assert not wishes.blocked(state)
+
+
 def test_wishes_that_cannot_be_read_are_not_the_absence_of_any(state: StateFile) -> None:
     state.keep(wishes.KEY, '{"paused": 1}')
     with pytest.raises(StoreError, match="rooftune pause or resume"):

@@ -86,8 +86,18 @@ def pending(store: Store) -> tuple[Wish | None, Wish | None]:
 
 
 def done(store: Store, wish: Wish) -> None:
-    """The loop did it at the engine. Kept apart from the wishes, so that a new wish is never overwritten."""
-    store.change(DONE_KEY, lambda text: " ".join([*(text or "").split()[-3:], wish.id]))
+    """The loop did it at the engine. Kept apart from the wishes, so that a new wish is never overwritten.
+
+    What still stands among the wishes is never forgotten: a revert of long ago would be done once more.
+    """
+    known = _parsed(store.value(KEY)) or Wishes()
+    stand = {one.id for one in (known.revert, known.resume) if one is not None}
+
+    def make(text: str | None) -> str:
+        ids = (text or "").split()
+        return " ".join([*(i for i in ids[:-3] if i in stand), *ids[-3:], wish.id])
+
+    store.change(DONE_KEY, make)
 
 
 def is_done(store: Store, wish: Wish) -> bool:
