@@ -445,6 +445,24 @@ def test_a_pause_keeps_what_is_in_force_and_stops_pushes() -> None:
     assert pushed(run.records[-1])
 
 
+@pytest.mark.parametrize(
+    ("wish", "reason"), [(wishes.pause, Reason.PAUSED), (wishes.ask_revert, Reason.BLOCKED_AFTER_REVERT)]
+)
+def test_who_says_stop_while_a_cycle_is_under_way_finds_nothing_pushed_by_it(wish: Any, reason: Reason) -> None:
+    armed: list[bool] = []
+
+    def after(stage: Stage) -> None:
+        if armed and stage is Stage.DECIDE:
+            ask(run, wish)
+
+    run = rig(proposes(step_tokens=512), options=options(search_requests=20), after_stage=after)
+    run.run(2)
+    armed.append(True)
+    run.run(1)
+    assert (run.records[-1].action, run.records[-1].reason) == (Action.HOLD, reason)
+    assert not run.port.moving and run.setting == BOOT and memory_of(run).trial is None
+
+
 def test_a_revert_asked_for_is_done_blocks_and_ends_with_a_resume() -> None:
     run = rig(proposes(step_tokens=512), options=options(search_requests=20))
     run.run(6, until=pushed)

@@ -1,12 +1,13 @@
 """The disk may fail in every write of a cycle: nothing is pushed that is not written down, and the loop goes on."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from policies.guard import Action
-from tests.control.doubles import MemoryStore, Rig, options, proposes, rig
+from tests.control.doubles import BOLD, MemoryStore, Rig, options, proposes, rig
 from tests.control.live import BOOT
 from tuner.control.outcome import CycleReason, CycleRecord
 from tuner.control.state import StateFile
@@ -70,6 +71,17 @@ def test_nothing_is_pushed_that_cannot_be_written_down(method: str) -> None:
     run.run(3)
     assert not run.port.moving and run.setting == BOOT
     assert run.records[-1].action is Action.HOLD
+
+
+def test_a_push_that_could_not_be_written_down_is_no_push_that_the_next_one_waits_for() -> None:
+    store, limits = Flaky(), replace(BOLD, dwell_s=300.0)
+    run = rig(proposes(step_tokens=512), options=replace(QUICK, limits=limits), store=store)
+    run.run(2)
+    store.arm("note_push", StoreFault.LOCKED)
+    run.run(3, until=lambda record: record.reason is CycleReason.STORE_FAILED)
+    store.arm("", StoreFault.LOCKED)
+    run.run(1)
+    assert pushed(run.records[-1]) and "no verdict" not in run.records[-1].detail
 
 
 def test_a_record_that_is_lost_is_told_of_and_the_trial_still_known() -> None:

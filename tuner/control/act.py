@@ -25,6 +25,7 @@ from tuner.control.propose_stage import Found
 from tuner.control.push_stage import Sent, push_request, send
 from tuner.control.sight import Sighting, actor_of
 from tuner.control.standing import Holder
+from tuner.control.state_errors import StoreError
 from tuner.ports.base import Port, PortError
 
 # While one of these holds, the engine is not to be held by somebody who sees nothing: the lease may end.
@@ -89,6 +90,7 @@ class Actor:
         assert setting is not None and found.proposal is not None
         before, memory = seen.setting, book.memory
         moved = moved_knobs(before, setting)
+        request = self._request(sight, before, setting, f"cycle {draft.number}: {verdict.reason.value}")
         book.change(
             trial=Trial(
                 push_cycle=draft.number,
@@ -106,10 +108,13 @@ class Actor:
         )
         book.moved(seen.state.boot_id, seen.now_s)
         book.before = (draft.number, seen.window)
-        request = self._request(sight, before, setting, f"cycle {draft.number}: {verdict.reason.value}")
-        self._store.note_push(draft.number, json.dumps(moved))
-        book.save()
-        sent = send(self._port, request)
+        try:
+            self._store.note_push(draft.number, json.dumps(moved))
+            book.save()
+            sent = self._stopped(seen.state.revision) or send(self._port, request)
+        except StoreError:
+            book.change(trial=None, moved=memory.moved)  # nothing has left
+            raise
         if sent.reason is None:
             draft.put(pushed=moved, in_force=knobs_of(setting), **self._leased(sent))
             return verdict
@@ -118,6 +123,14 @@ class Actor:
             return Verdict(Action.HOLD, sent.reason, setting, sent.detail)
         # Perhaps it arrived. The next reading tells, and finds the trial in the book when it did.
         return Verdict(Action.HOLD, sent.reason, setting, f"the push may have arrived: {sent.detail}")
+
+    def _stopped(self, revision: int) -> Sent | None:
+        """What a person asked for since this cycle looked: who was told "nothing is pushed" finds nothing pushed."""
+        asked = wishes.read(self._store)
+        if asked.blocked is None and asked.paused is None:
+            return None
+        reason = Reason.PAUSED if asked.blocked is None else Reason.BLOCKED_AFTER_REVERT
+        return Sent(revision, reason, "asked for just before the push")
 
     # --- back ---
 
