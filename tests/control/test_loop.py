@@ -22,6 +22,7 @@ from tuner.control.outcome import CycleReason, CycleRecord, Stage
 from tuner.control.signals_codes import Signal
 from tuner.control.trust import Trust
 from tuner.model.draws import DRAWS
+from tuner.model.drift import Drift
 
 FITTING = Setting(step_tokens=512, max_running=32)
 
@@ -534,6 +535,29 @@ def test_the_window_that_is_searched_ran_under_one_setting() -> None:
     for job in seen:
         assert job.current == job.base
     assert len({job.current["step_tokens"] for job in seen}) >= 1
+
+
+def test_an_answer_about_traffic_that_is_gone_is_dropped_and_asked_for_anew() -> None:
+    quick = options(search_requests=20, window_s=40.0)
+    run = rig(proposes(step_tokens=512), options=quick, delay=5)
+    run.run(6, until=lambda record: bool(run.searcher.jobs))
+    run.engine.carry(Traffic(rate_rps=6.0, prompt_tokens=800, documents=6, document_tokens=2000))
+    run.run(6, until=lambda record: record.proposal is not None)
+    assert run.records[-1].proposal is not None and run.records[-1].reason is CycleReason.SEARCHING
+    assert not run.port.moving and len(run.searcher.jobs) == 2
+
+
+def test_a_proposal_by_a_model_that_drifted_is_not_pushed_after_the_refit() -> None:
+    """It stood, held back by a deploy; then the engine became another one."""
+    going = [True]
+    run = rig(proposes(step_tokens=512), options=options(search_requests=20), deploying=lambda: going[0])
+    run.run(4, until=lambda record: record.proposal is not None)
+    learner = run.controller._sight._learner
+    learner.drift, learner._fitted_at_steps = Drift(2.0, 3, True), 0  # as ``Learner.take`` does it
+    asked, run.searcher.delay, going[0] = len(run.searcher.jobs), 10**6, False
+    run.run(2)
+    assert learner.drift is None and len(run.searcher.jobs) == asked + 1
+    assert not run.port.moving and run.records[-1].reason is CycleReason.SEARCHING
 
 
 def test_the_search_hears_of_targets_that_hold_for_some_requests_only() -> None:

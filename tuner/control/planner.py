@@ -52,8 +52,9 @@ class Planner:
         try:
             learner.fit()
             self._refused = ""
-            if drifted:  # what failed, failed by the model that has just been replaced
+            if drifted:  # what failed, and what stands or is searched, is by the model that has just been replaced
                 self._book.change(trust=Trust())
+                self._desk.forget()
         except FitRefused as error:
             self._refused = one_line(f"{error.code.value}: {error}")
         draft.put(fit=learner.part())

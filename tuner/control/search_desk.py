@@ -74,6 +74,9 @@ class SearchDesk:
         elif refuted(found.setting, tried, self._asked_traffic):
             self._why = CycleReason.NULL_RESULT
             detail = "the proposal was tried live under traffic like this and was not better"
+        elif _differ(found.traffic, seen.traffic):
+            self._why = CycleReason.SEARCHING
+            detail = "the traffic has shifted while this was searched; dropped"
         else:
             self.standing = found
         return Found(self.standing, self._why, answer.twin, answer.proposal, detail)
