@@ -1,5 +1,6 @@
 """The disk may fail in every write of a cycle: nothing is pushed that is not written down, and the loop goes on."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,20 @@ def test_a_memory_of_another_version_is_begun_anew() -> None:
     run.store.values["model"] = "[]"
     run.run(5, until=pushed)
     assert pushed(run.records[-1])
+
+
+def test_a_step_model_of_another_release_is_fitted_anew() -> None:
+    """It has a coefficient that this one does not know, or lacks one."""
+    run = rig(proposes(verdict="keep"), options=QUICK)
+    run.run(3)
+    kept = json.loads(run.store.values["model"])
+    for strange in ({"warp_s": 0.1}, {"floor_s": 1e9}):
+        fit = kept["fit"] | {"coefficients": kept["fit"]["coefficients"] | strange}
+        run.store.values["model"] = json.dumps(kept | {"fit": fit})
+        again = run.again()
+        again.run(2)
+        assert CycleReason.GARBAGE not in [record.reason for record in again.records]
+        assert json.loads(run.store.values["model"])["fit"]["coefficients"].keys() == kept["fit"]["coefficients"].keys()
 
 
 def test_the_real_state_file_serves_the_loop_and_a_damaged_one_is_moved_aside(tmp_path: Path) -> None:

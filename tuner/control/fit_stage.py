@@ -6,11 +6,13 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
+from policies.errors import InputError
 from policies.step_time import StepModel
 from tuner.control.outcome import FitPart
 from tuner.control.parts import Store
 from tuner.model.drift import Drift, DriftAlarm
 from tuner.model.fit import MIN_STEPS, fit_steps
+from tuner.model.model_file import check_step_model
 from tuner.model.reservoir import Reservoir, stratum_of
 from tuner.model.roofline import FitCode, StepFit, predict
 from tuner.model.samples import StepSamples, join
@@ -63,7 +65,8 @@ class Learner:
             return
         try:
             kept = AcceptedPart.model_validate_json(text)
-        except ValidationError:
+            check_step_model(StepModel(**kept.fit.coefficients), "the kept step model")
+        except (ValidationError, TypeError, InputError):
             return  # of another version: the next fit replaces it
         if kept.model == model:
             self.accepted = kept.fit

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
+from policies.errors import InputError
 from policies.request import Setting
 from tuner.control.exploration import Account
 from tuner.control.outcome import Amount, Knobs
@@ -139,7 +140,8 @@ def recall(store: Store) -> Memory:
         memory = Memory.model_validate_json(text)
         for knobs in _settings(memory):
             setting_of(knobs)
-    except (ValidationError, TypeError):
+        memory.trust, memory.account  # noqa: B018  # each checks what it holds
+    except (ValidationError, TypeError, InputError):
         return Memory()
     return memory
 
