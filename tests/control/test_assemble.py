@@ -1,5 +1,6 @@
 """``run_controller``: the real parts on nothing but a closed port, a clock in hand, and how it ends."""
 
+import errno
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from policies.guard import Action
 from tests.control.doubles import proposes, rig
 from tuner.clock import ManualClock
 from tuner.config import Config, load_config
-from tuner.control.assemble import Stop, run_controller, turn
+from tuner.control.assemble import Stop, may_be_there, run_controller, turn
 from tuner.control.decide_stage import Verdict
 from tuner.control.draft import Draft
 from tuner.control.live_report import report_of
@@ -45,6 +46,15 @@ def config(folder: Path, **changes: Any) -> Config:
     path = folder / "rooftune.yaml"
     path.write_text(json.dumps(given | changes))
     return load_config(path)
+
+
+def test_a_freeze_file_that_cannot_be_looked_for_may_be_there(tmp_path: Path) -> None:
+    class Gone(type(tmp_path)):  # type: ignore[misc]  # the platform's own kind of path
+        def exists(self) -> bool:
+            raise OSError(errno.ESTALE, "stale file handle")
+
+    assert may_be_there(Gone(tmp_path / "freeze"))
+    assert not may_be_there(None) and not may_be_there(tmp_path / "freeze") and may_be_there(tmp_path)
 
 
 def test_an_engine_that_is_not_there_is_waited_for_and_reported(tmp_path: Path) -> None:

@@ -33,6 +33,13 @@ def test_a_logfmt_line_golden() -> None:
     )
 
 
+@pytest.mark.parametrize("at_s", [1e15, -1e15, float("inf")])
+def test_a_wall_clock_that_names_no_date_costs_no_line(at_s: float) -> None:
+    stream = io.StringIO()
+    EventLog(stream).write(at_s, Level.INFO, outcome_fields(hold(3), "a"))
+    assert "cycle=3" in stream.getvalue()
+
+
 def test_a_json_line_holds_the_same() -> None:
     fields = outcome_fields(hold(3, CycleReason.GARBAGE, detail='a "quote"\nand more'), "a")
     found = json.loads(render(0.0, Level.WARNING, fields, "json"))

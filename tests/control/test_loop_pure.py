@@ -13,13 +13,17 @@ from hypothesis import strategies as st
 from policies import wire
 from policies.envelope import Envelope, KnobBound, Mode
 from policies.errors import InputError
+from policies.guard import Action, Reason
 from policies.request import DEADLINE, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
 from policies.step_time import NAMED_MODELS
 from policies.targets import Condition, Override, Slo, Target
 from tests.control.cycle_records import fit
 from tests.control.doubles import MemoryStore
 from tests.control.live import Traffic as LiveTraffic
+from tuner.clock import ManualClock
 from tuner.control.canonical import canonical
+from tuner.control.decide_stage import Verdict
+from tuner.control.draft import Draft
 from tuner.control.effects import near, proven, refuted, still_told, without_effect
 from tuner.control.exploration import Account, measured_cost_slo_s, predicted_cost_slo_s
 from tuner.control.figures import judgeable
@@ -78,6 +82,15 @@ def test_what_is_in_force_lies_inside_the_region(budget: int, cap: int, ratio: f
     in_force = BOOT._replace(step_tokens=budget, chunk_cap_tokens=cap)
     low, high = region(in_force, ENVELOPE, ANY, Trust(ratio)).get("step_tokens", (budget, budget))
     assert low <= budget <= high
+
+
+def test_a_part_that_no_record_can_hold_is_left_out_and_the_rest_is_written_down() -> None:
+    draft = Draft(ManualClock(), 7, "live", "test", lambda stage: None)
+    draft.put(in_force={"step_tokens": -3}, revision=4, lease_left_s=math.nan)
+    record = draft.record(Verdict(Action.REVERT, Reason.VERDICT_WORSE, detail="why"))
+    assert (record.action, record.reason, record.revision) == (Action.REVERT, Reason.VERDICT_WORSE, 4)
+    assert record.in_force is None and record.lease_left_s is None
+    assert record.detail == "why; left out, being nonsense: in_force, lease_left_s"
 
 
 # --- exploration -------------------------------------------------------------------------------
@@ -246,6 +259,9 @@ def test_a_memory_with_knobs_of_another_release_is_begun_anew(place: str) -> Non
     store = MemoryStore()
     remember(store, memory)
     assert recall(store) == Memory()
+    for other_kind in (Memory(shadow_s=5.0, trust_ratio=1e6), Memory(shadow_s=5.0, days=(("2030-01-01", -1.0),))):
+        remember(store, other_kind)
+        assert recall(store) == Memory()
     remember(store, Memory(shadow_s=5.0, tried=(tried(),), kept=kept.model_copy(update={"setting": knobs_of(BOOT)})))
     assert recall(store).shadow_s == 5.0
 

@@ -1,5 +1,6 @@
 """What an engine may do to its controller: each fault ends in hold or revert, and nothing is lost for good."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -291,6 +292,37 @@ def test_rows_that_make_no_sense_are_forgotten() -> None:
     run.port.requests_after = honest  # type: ignore[method-assign]  # scripted
     run.run(5, until=pushed)
     assert pushed(run.records[-1])
+
+
+@pytest.mark.parametrize("late_s", [0.0, 50.0])
+def test_first_tokens_that_come_with_the_last_are_rows_like_others_and_later_ones_make_no_sense(late_s: float) -> None:
+    """All tokens in one step: then the difference of the two instants may round to a hair below 0."""
+    run = rig(proposes(step_tokens=512), options=QUICK)
+    honest = run.port.requests_after
+
+    def at_the_end(after: int) -> wire.RequestColumns:
+        page = honest(after)
+        ends = zip(page.finish_s, page.arrival_s, strict=True)
+        ttft_s = [math.nextafter((end or 0.0) - begin, math.inf) + late_s for end, begin in ends]
+        return page.model_copy(update={"ttft_s": tuple(ttft_s)})
+
+    run.port.requests_after = at_the_end  # type: ignore[method-assign]  # scripted
+    run.run(2)
+    assert [r.reason is CycleReason.GARBAGE for r in run.records] == [late_s > 0.0] * 2
+    if not late_s:
+        assert run.records[-1].observed is not None and run.records[-1].observed.tpot_p95_s == 0.0
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_a_knob_below_zero_is_a_state_that_makes_no_sense(live: bool) -> None:
+    run = rig(proposes(step_tokens=512), options=replace(QUICK, live=live))
+    whole = run.engine.running.tuning_state()
+    knobs = (k.model_copy(update={"value": -1}) if k.name == "chunk_cap_tokens" else k for k in whole.knobs)
+    below = whole.model_copy(update={"knobs": tuple(knobs)})
+    run.port.script = lambda name: below if name == "state" else None
+    run.run(1)
+    assert (run.records[0].action, run.records[0].reason) == (Action.HOLD, CycleReason.GARBAGE)
+    assert "chunk_cap_tokens" in run.records[0].detail and "revert" not in run.port.calls
 
 
 def test_after_rows_were_forgotten_only_what_arrives_later_is_complete() -> None:

@@ -121,7 +121,7 @@ def run_controller(
             store=store,
             clock=hands,
             options=options_of(config, config.storage_url),
-            deploying=lambda: config.freeze_file is not None and config.freeze_file.exists(),
+            deploying=lambda: may_be_there(config.freeze_file),
             publish=face.publish,
             after_stage=after_stage,
         )
@@ -134,6 +134,14 @@ def run_controller(
         if report is not None:
             tell(f"report: {write_report(report, store, records, engine.shown_name)}")
     return 0
+
+
+def may_be_there(freeze_file: Path | None) -> bool:
+    """Whether a deploy may run: a file that cannot be looked for (rights, a share that is gone) may be there."""
+    try:
+        return freeze_file is not None and freeze_file.exists()
+    except OSError:
+        return True
 
 
 def turn(

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
+
 from tuner.clock import Clock
 from tuner.control.decide_stage import Verdict
 from tuner.control.outcome import CycleRecord, Stage
@@ -65,4 +67,10 @@ class Draft:
             "took_s": self.took_s,
             "detail": one_line("; ".join([*self.details, end.detail] if end.detail else self.details)),
         }
-        return CycleRecord.model_validate(values | self.parts)
+        try:
+            return CycleRecord.model_validate(values | self.parts)
+        except ValidationError as error:
+            # A part that no record can hold is left out and told of: what the cycle did is written down all the same.
+            wrong = {str(entry["loc"][0]) for entry in error.errors()}
+            values["detail"] = one_line(f"{values['detail']}; left out, being nonsense: {', '.join(sorted(wrong))}")
+            return CycleRecord.model_validate(values | {k: v for k, v in self.parts.items() if k not in wrong})

@@ -11,6 +11,7 @@ from policies.guard import Action, Reason
 from tuner.control.outcome import CycleReason, CycleRecord
 
 Value = str | int | float | bool | None
+LATEST_S = 9e10  # a wall clock that is off further names no date at all
 
 
 class Level(IntEnum):
@@ -67,7 +68,8 @@ def outcome_fields(record: CycleRecord, actor: str) -> dict[str, Value]:
 
 def render(at_s: float, level: Level, fields: Mapping[str, Value], form: Literal["logfmt", "json"]) -> str:
     """One line without its end. at_s: wall clock."""
-    stamp = datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    at = datetime.fromtimestamp(min(max(at_s, 0.0), LATEST_S), UTC)
+    stamp = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     whole: dict[str, Value] = {"at": stamp, "level": level.name.lower(), **fields}
     if form == "json":
         return json.dumps(whole)

@@ -61,7 +61,8 @@ def figures(requests: RequestRows, slo: Slo, span_s: float) -> Figures:
     finished = rows.ended == FINISHED
     several = finished & (rows.output_tokens > 1)
     answer_s = (rows.finish_s - rows.arrival_s - rows.ttft_s)[several]
-    tpot_s = answer_s / (rows.output_tokens[several] - 1)
+    # All tokens in one step: the difference of equal instants may come out a hair below 0.
+    tpot_s = np.maximum(answer_s, 0.0) / (rows.output_tokens[several] - 1)
     gaps_s = rows.longest_gap_s[several]
     ttft_s = _came(rows.ttft_s, finished)
 

@@ -10,6 +10,8 @@ controller: the engine goes back to its boot setting when the lease ends.
 
 from collections.abc import Callable
 
+from pydantic import ValidationError
+
 from policies.errors import RooftuneError
 from policies.guard import Action
 from tuner.clock import Clock
@@ -71,7 +73,7 @@ class Controller:
             end = Verdict(Action.HOLD, fault_reason(error), detail=str(error))
         except StoreError as error:
             end = Verdict(Action.HOLD, CycleReason.STORE_FAILED, detail=str(error))
-        except RooftuneError as error:  # rows or a state that make no sense: nothing is made of them
+        except (RooftuneError, ValidationError) as error:  # rows or a state without sense: nothing is made of them
             end = Verdict(Action.HOLD, CycleReason.GARBAGE, detail=str(error))
         return self._end(draft, end)
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from policies import wire
 from policies.envelope import Envelope, KnobBound, Mode
+from policies.errors import bad_value
 from policies.request import Setting
 from policies.targets import Slo
 from policies.verify import Observed
@@ -151,8 +152,12 @@ def storming(window: Window, start_s: float) -> bool:
 
 
 def setting_in_force(state: wire.State) -> Setting:
-    """What the engine runs under, see ``canonical``. Raises InputError without a token budget."""
-    return canonical(state.setting())
+    """What the engine runs under, see ``canonical``. Raises InputError without a token budget, or below 0."""
+    setting = state.setting()
+    if min(setting) < 0:
+        name, value = min(setting._asdict().items(), key=lambda pair: pair[1])
+        raise bad_value(f"{name} in force", value, "at least 0", "see the engine's hook and its release")
+    return canonical(setting)
 
 
 def boot_of(state: wire.State) -> Setting:

@@ -156,8 +156,10 @@ class RequestRows(Rows):
         """For targets: finished and failed requests in the order given (leave aborted ones out with ``select``).
 
         The distribution of all gaps is not in the protocol; targets on gaps are judged per request, by the engine's
-        gap bounds or by the longest gap.
+        gap bounds or by the longest gap. Raises InputError when a first token came after the end.
         """
+        if (self.arrival_s + self.ttft_s > self.finish_s + 1e-6).any():
+            raise InputError("a request ended before its first token; drop its row, and see to the engine's clock")
         return Outcomes(
             arrival_s=self.arrival_s,
             first_token_s=self.arrival_s + self.ttft_s,
