@@ -10,6 +10,7 @@ from policies.targets import Slo, Target
 from tests.control.doubles import BOLD, Rig, options, proposes, rig
 from tests.control.live import BOOT, LiveEngine, Traffic
 from tests.observe.fake_port import FakePort
+from tuner.control import wishes
 from tuner.control.outcome import CycleReason, CycleRecord
 from tuner.control.signals_codes import Signal
 from tuner.observe.protocol import ProtocolReader
@@ -73,9 +74,14 @@ def test_case_25_a_request_that_never_fits_is_a_stall_and_nothing_is_tuned() -> 
     assert not run.searcher.jobs
 
 
-def test_case_25_a_push_under_which_the_engine_stalls_is_taken_back() -> None:
-    run = rig(proposes(step_tokens=512), options=QUICK)
+@pytest.mark.parametrize("meanwhile", ["nothing", "pause", "deploy"])
+def test_case_25_a_push_under_which_the_engine_stalls_is_taken_back(meanwhile: str) -> None:
+    going: list[bool] = []
+    run = rig(proposes(step_tokens=512), options=QUICK, deploying=lambda: bool(going))
     run.run(6, until=lambda r: r.action is Action.PUSH)
+    if meanwhile == "pause":
+        wishes.pause(run.store, "ann", "lunch", 0.0)
+    going += [True] * (meanwhile == "deploy")
     honest = run.port.steps_after
 
     def starving(after: int):  # type: ignore[no-untyped-def]  # a port's method, scripted

@@ -62,10 +62,11 @@ def decide_cycle(
     if foreign:
         return Verdict(Action.REVERT, CycleReason.FOUND_FOREIGN)
     stalled = freeze is CycleReason.STALLED
-    if said.reason in _FIRST and not (stalled and said.reason in (Reason.VERIFYING, Reason.KV_BOUND)):
+    on_trial = now.push_in_force and not now.verified
+    if stalled and on_trial and said.action is Action.HOLD and said.reason is not Reason.ENGINE_RESTARTED:
+        return Verdict(Action.REVERT, CycleReason.STALLED)  # also while paused or in a deploy
+    if said.reason in _FIRST and not (stalled and said.reason is Reason.KV_BOUND):
         return _verdict(said)
-    if stalled and now.push_in_force and not now.verified:
-        return Verdict(Action.REVERT, CycleReason.STALLED)
     if freeze is not None:
         return Verdict(Action.HOLD, freeze)
     if said.reason is Reason.NO_PROPOSAL:
