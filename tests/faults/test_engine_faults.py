@@ -12,6 +12,7 @@ from policies.guard import Action, Reason
 from policies.request import Setting
 from tests.control.doubles import BOLD, Rig, options, proposes, rig
 from tests.control.live import BOOT, LiveEngine
+from tuner.control import wishes
 from tuner.control.memory import KEY, Memory
 from tuner.control.outcome import CycleReason, CycleRecord
 from tuner.control.state_errors import StoreError, StoreFault
@@ -94,6 +95,38 @@ def test_a_renewal_that_fails_is_the_reason_of_the_cycle(fault: PortFault) -> No
     run.port.script = failing(fault, "push")
     run.run(1)
     assert (run.records[0].action, run.records[0].reason) == (Action.HOLD, REASONS[fault])
+
+
+@pytest.mark.parametrize("call", ["requests", "state"])
+def test_a_revert_asked_for_is_done_although_the_engine_cannot_be_read(call: str) -> None:
+    run = on_trial()
+    run.port.script = failing(PortFault.GARBAGE, call)
+    wishes.ask_revert(run.store, "ann", "a bad night", 0.0)
+    run.run(1)
+    record = run.records[-1]
+    assert (record.action, record.reason) == (Action.REVERT, Reason.BLOCKED_AFTER_REVERT)
+    assert "on purpose" in record.detail and "ann" in record.detail
+    assert run.setting == BOOT and run.engine.running.tuning_state().blocked
+    reverts = run.port.calls.count("revert")
+    run.run(1)
+    assert (run.records[-1].action, run.records[-1].reason) == (Action.HOLD, CycleReason.GARBAGE)
+    assert run.port.calls.count("revert") == reverts, "once"
+    run.port.script = None
+    run.run(1)
+    memory = Memory.model_validate_json(run.store.values[KEY])
+    assert run.records[-1].reason is Reason.BLOCKED_AFTER_REVERT and memory.trial is None
+
+
+def test_a_revert_asked_for_that_nobody_answers_is_done_when_somebody_does() -> None:
+    run = on_trial()
+    run.port.script = failing(PortFault.UNREACHABLE, "state", "revert")
+    wishes.ask_revert(run.store, "ann", "a bad night", 0.0)
+    run.run(1)
+    assert (run.records[-1].action, run.records[-1].reason) == (Action.HOLD, CycleReason.UNREACHABLE)
+    assert "was not done" in run.records[-1].detail and run.setting == FITTING
+    run.port.script = None
+    run.run(1)
+    assert (run.records[-1].action, run.records[-1].reason) == (Action.REVERT, Reason.BLOCKED_AFTER_REVERT)
 
 
 def test_a_push_whose_answer_was_lost_is_taken_up_again_when_it_arrived() -> None:

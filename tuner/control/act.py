@@ -5,6 +5,7 @@ that of several controllers exactly one acts. Whatever is not renewed ends by it
 """
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 
 from policies import wire
@@ -62,7 +63,7 @@ class Actor:
         """What a person asked for is done in any mode, whoever holds the lease."""
         if sight.revert is not None:
             wish = sight.revert
-            sent = send(self._port, wire.RevertRequest(actor=_text(wish.actor), reason=_text(wish.reason), block=True))
+            sent = self._revert(wish)
             if sent.reason is not None:
                 return Verdict(Action.HOLD, sent.reason, detail=f"the revert asked for was not done: {sent.detail}")
             self._over(sight)
@@ -76,6 +77,27 @@ class Actor:
                 wishes.done(self._store, wish)
             draft.note(f"resumed for {wish.actor}" if sent.reason is None else f"resume: {sent.detail}")
         return None
+
+    def revert_asked(self, draft: Draft) -> Verdict | None:
+        """The revert that a person asked for, in a cycle that failed before it came to it: it needs no rows, no model
+        and no judgement. None when there is none, or it could not be done either."""
+        try:
+            wish, _ = wishes.pending(self._store)
+        except StoreError:
+            return None
+        if wish is None:
+            return None
+        sent = self._revert(wish)
+        if sent.reason is not None:
+            draft.note(f"the revert asked for was not done: {sent.detail}")
+            return None
+        draft.put(in_force=None, lease_left_s=None, revision=sent.revision)
+        with suppress(StoreError):  # then it is done once more, which changes nothing
+            wishes.done(self._store, wish)
+        return Verdict(Action.REVERT, Reason.BLOCKED_AFTER_REVERT, detail=f"asked for by {wish.actor}")
+
+    def _revert(self, wish: wishes.Wish) -> Sent:
+        return send(self._port, wire.RevertRequest(actor=_text(wish.actor), reason=_text(wish.reason), block=True))
 
     def _over(self, sight: Sighting) -> None:
         """Nothing of ours is in force any more."""

@@ -65,16 +65,16 @@ class Controller:
         """One cycle. Raises nothing that comes from the engine, the child, the disk or the traffic."""
         draft = self._begin()
         try:
-            # Without a number nothing can be written down, so nothing is done either.
+            # Without a number nothing can be written down, so nothing is decided either.
             draft.number = self._number = self._store.next_number()
             draft.numbered = True
             end = self._run(draft)
         except PortError as error:
-            end = Verdict(Action.HOLD, fault_reason(error), detail=str(error))
+            end = self._failed(draft, fault_reason(error), error)
         except StoreError as error:
-            end = Verdict(Action.HOLD, CycleReason.STORE_FAILED, detail=str(error))
+            end = self._failed(draft, CycleReason.STORE_FAILED, error)
         except (RooftuneError, ValidationError) as error:  # rows or a state without sense: nothing is made of them
-            end = Verdict(Action.HOLD, CycleReason.GARBAGE, detail=str(error))
+            end = self._failed(draft, CycleReason.GARBAGE, error)
         return self._end(draft, end)
 
     def _run(self, draft: Draft) -> Verdict:
@@ -92,6 +92,11 @@ class Controller:
             verdict = self._judge.decide(sight, found, draft)
         with draft.stage(Stage.PUSH):
             return self._actor.act(sight, found, verdict, draft)
+
+    def _failed(self, draft: Draft, reason: CycleReason, error: Exception) -> Verdict:
+        """Nothing is made of such a cycle; what a person asked for is done all the same, if it can be."""
+        draft.note(str(error))
+        return self._actor.revert_asked(draft) or Verdict(Action.HOLD, reason)
 
     def stop(self) -> str:
         """End of the controller's work: what is ours in force is taken back at once. Returns what was done."""
