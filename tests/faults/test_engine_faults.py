@@ -166,6 +166,51 @@ def test_a_push_that_never_arrived_is_not_taken_for_one_in_force() -> None:
     assert run.setting == FITTING
 
 
+def budgets_since(run: Rig) -> set[int]:
+    """Budgets of the steps that the loop takes to have run under the setting in force."""
+    sight = run.controller._sight
+    steps = sight._window.steps
+    return set(steps.budget_tokens[steps.start_s >= sight._since_s].tolist())
+
+
+def test_a_trial_that_ended_while_nobody_could_look_is_not_taken_for_the_setting_before_it() -> None:
+    going: list[bool] = []
+    run = on_trial(deploying=lambda: bool(going))
+    going.append(True)  # so that it is not pushed again at once
+    run.port.script = failing(PortFault.UNREACHABLE, "state")
+    run.run(6)
+    run.port.script = None
+    run.run(1)
+    assert run.setting == BOOT and "no verdict" in run.records[-1].detail
+    assert budgets_since(run) == {BOOT.step_tokens}
+
+
+def test_what_somebody_else_tried_while_nobody_could_look_is_not_taken_for_the_setting_in_force() -> None:
+    run = rig(proposes(verdict="keep"), options=QUICK)
+    run.run(3)
+    run.port.script = failing(PortFault.UNAUTHORIZED, "state")
+    run.run(5)
+    revision = run.engine.running.tuning_state().revision
+    theirs = wire.PushRequest(
+        knobs=wire.Knobs(step_tokens=300), lease_s=25.0, expected_revision=revision, actor="bob", reason="tries"
+    )
+    assert isinstance(run.engine.running.push(theirs), wire.PushAnswer)
+    run.run(4)
+    run.port.script = None
+    run.run(2)
+    assert run.setting == BOOT and budgets_since(run) == {BOOT.step_tokens}
+
+
+def test_a_lease_that_ended_at_the_setting_of_the_start_costs_no_rows() -> None:
+    run = rig(proposes(verdict="keep"), options=QUICK)
+    run.run(3)
+    run.port.script = failing(PortFault.UNREACHABLE, "state")
+    run.run(6)
+    run.port.script = None
+    run.run(1)
+    assert run.controller._sight._since_s == -math.inf and run.records[-1].lease_left_s is not None
+
+
 def test_a_revert_that_fails_is_tried_again_until_it_is_done() -> None:
     limits = replace(BOLD, max_inconclusive_s=15.0)
     run = on_trial(options=options(search_requests=20, limits=limits, harm_requests=100, min_requests=100))

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from policies import wire
 from policies.errors import InputError
 from tuner.clock import Clock
 from tuner.control import schedule, wishes
@@ -162,7 +163,9 @@ class Sight:
     def _since(self, reading: Reading, standing: Standing) -> float:
         """Since when the setting that is in force now has been so, on the engine's clock."""
         state, before = reading.state, self._before
-        if before is not None and before.state.boot_id == state.boot_id and before.setting == setting_in_force(state):
+        setting = setting_in_force(state)
+        same = before is not None and before.state.boot_id == state.boot_id and before.setting == setting
+        if before is not None and same and not self._left(before.state, state, standing):
             return self._since_s
         if standing.trial is not None:
             return standing.trial.began_s
@@ -171,6 +174,18 @@ class Sight:
             return moved.at_s
         # Revision 0 is the start of the engine: nothing was ever pushed.
         return self._window.reign(state.revision)[0] if state.revision > 0 else -math.inf
+
+    def _left(self, before: wire.State, state: wire.State, standing: Standing) -> bool:
+        """Whether another setting may have been in force between two readings that show the same one: a push of ours
+        that ended while nobody could look, or somebody else's. Every change of setting or lease makes a revision.
+
+        After a push it takes one to come and one to go; otherwise our renewal and the end of its lease are two that
+        leave the setting where it is. Whoever else holds the lease all the time is taken to renew it.
+        """
+        held, holds = before.lease, state.lease
+        if held is not None and holds is not None and held.actor == holds.actor != self._actor:
+            return False
+        return state.revision - before.revision > (2 if standing.dropped is None else 1)
 
     def _learn(self, reading: Reading) -> None:
         # By name and not by ``restarted``: a reading that made no sense may have used that up.
