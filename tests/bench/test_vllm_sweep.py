@@ -79,7 +79,7 @@ def test_constants_outside_the_step_of_a_real_engine(shared_data: Path) -> None:
 
 
 def test_the_judge_tells_runs_that_may_be_acted_on_from_one_that_may_not(shared_data: Path) -> None:
-    """Another run of the fitted setting is good; a run on a machine 8 % faster, 97 % busy, is not."""
+    """Another run of the fitted setting is good; a run 8 % faster than the prices say, 97 % busy, is not."""
     twin = learn(FITTED_RUN, 2)
     same, faster = Case("b", 512, 0), Case("a", 64, 0)
     assert calibrate(replays(twin, same), outcomes_of("b_512_t0_r2")).verdict is Verdict.GOOD
@@ -94,6 +94,6 @@ def test_short_bench_predicts_a_real_engine(shared_data: Path) -> None:
     assert figures["step_mape_a_from_b"] <= 0.08
     assert figures["latency_ranking_errors"] == 0 and figures["ranking_errors"] <= 1
     assert figures["runs_calibrated_good"] >= 13
-    # One run was 8 % faster than the fitted one and 97 % busy: what is out of bounds is almost all its own.
-    assert figures["figures_out_of_bounds"] <= 4 and figures["goodput_out_of_bounds"] <= 1
+    # One run was 8 % faster than the fitted one's prices say and 97 % busy: nearly all out of bounds is its own.
+    assert figures["figures_out_of_bounds"] <= 2 and figures["goodput_out_of_bounds"] <= 1
     assert figures["least_speed_factor"] < 0.94 and figures["figures_out_of_bounds_at_own_speed"] <= 2

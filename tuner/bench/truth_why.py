@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from policies.commands import Figure
 from tuner.bench.data import need_shared_data
 from tuner.bench.truth_why_rtx4090 import why_rtx4090
+from tuner.bench.truth_why_speed import why_speed
 from tuner.bench.truth_why_sweep import why_sweep
 
 
@@ -17,3 +18,4 @@ def bench(short: bool) -> Iterator[Figure]:
     yield from why_rtx4090()
     if not short:
         yield from why_sweep()
+        yield from why_speed()
