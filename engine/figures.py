@@ -19,16 +19,17 @@ class StepFigures:
     """Counted from the segments that are sent, so that the record says what was computed, not what was wanted.
 
     decodes, decode_context: segments of one token behind their prompt, which the loop counts itself (32 calls for 32
-    decodes were a tenth of its time), and their KV entries.
+    decodes were a tenth of its time), and their KV entries. sampled: segments that yield a token.
     """
 
     __slots__ = (
         "attention_work", "budget", "decode_context", "decodes", "free_blocks", "partials", "prefill_context",
-        "prefill_tokens", "prefills", "running", "waiting",
+        "prefill_tokens", "prefills", "running", "sampled", "waiting",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.decodes = self.decode_context = self.prefills = self.prefill_tokens = self.prefill_context = 0
+        self.sampled = 0
         self.attention_work = 0.0
 
     def add_prefill(self, tokens: int, begin: int) -> None:
@@ -40,17 +41,13 @@ class StepFigures:
 
     def see(self, state: State) -> None:
         """The state after planning and before the step is booked."""
-        counters, requests, running = state.counters, state.requests, state.running
-        self.partials = 0
+        counters = state.counters
         self.running = counters[RUNNING_COUNT]
-        for slot in running[: self.running]:
-            row = requests[slot]
-            missing = row[KNOWN] - row[COMPUTED]
-            if missing > 0 and (missing > 1 or row[KNOWN] == row[PROMPT]):
-                self.partials += 1
         self.waiting = counters[WAITING_COUNT]
         self.free_blocks = counters[FREE_BLOCKS]
         self.budget = counters[BUDGET]
+        # Who gets a token has all before it computed; when that is everybody, nobody needs to be looked at.
+        self.partials = 0 if self.sampled == self.running else _partials(state)
 
     def record(
         self, force: InForce, start_s: float, duration_s: float, pool_blocks: int, preemptions: int
@@ -74,3 +71,14 @@ class StepFigures:
             preemptions,
             force.revision,
         )
+
+
+def _partials(state: State) -> int:
+    """Running requests with prompt tokens left."""
+    count, requests = 0, state.requests
+    for slot in state.running[: state.counters[RUNNING_COUNT]]:
+        row = requests[slot]
+        missing = row[KNOWN] - row[COMPUTED]
+        if missing > 0 and (missing > 1 or row[KNOWN] == row[PROMPT]):
+            count += 1
+    return count

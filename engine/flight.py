@@ -4,19 +4,56 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from engine.interface import FinishReason, GenerationRequest, RequestRecord, Sink
+from engine.step import IntArray
+
+
+class Gaps:
+    """The gaps between the tokens of one request, or of several that get theirs at the same instants.
+
+    last_s: instant of the latest token. bounds_s: ascending; over: gaps by the number of bounds they exceed.
+    """
+
+    __slots__ = ("bounds_s", "count", "last_s", "longest_s", "over")
+
+    def __init__(self, last_s: float, bounds_s: tuple[float, ...]) -> None:
+        self.last_s = last_s
+        self.bounds_s = bounds_s
+        self.count = 0
+        self.longest_s: float | None = None
+        self.over = [0] * (len(bounds_s) + 1)
+
+    def close(self, now_s: float) -> float:
+        """A token at ``now_s``; returns the gap that it closes."""
+        gap_s = now_s - self.last_s
+        self.last_s = now_s
+        self.count += 1
+        if self.longest_s is None or gap_s > self.longest_s:
+            self.longest_s = gap_s
+        if self.bounds_s:
+            self.over[bisect_left(self.bounds_s, gap_s)] += 1
+        return gap_s
+
+    def add(self, later: "Gaps") -> None:
+        """Gaps that followed on these and were counted apart."""
+        self.last_s = later.last_s
+        self.count += later.count
+        longest_s = [gap_s for gap_s in (self.longest_s, later.longest_s) if gap_s is not None]
+        self.longest_s = max(longest_s, default=None)
+        if self.bounds_s:
+            self.over = [one + other for one, other in zip(self.over, later.over, strict=True)]
 
 
 class Flight:
     """Mutable, owned by the loop's thread. Instants in seconds on the engine's clock; None: not reached.
 
     token_ids: prompt and everything produced, at most most_tokens. digests: content of the prompt's whole blocks;
-    named: leading blocks whose content the scheduler knows; digest: content up to the last of these.
+    named: leading blocks whose content the scheduler knows; digest: content up to the last of these. block_table: its
+    row of the scheduler's, of which the request holds some.
     """
 
     __slots__ = (
-        "arrival_s", "cached", "digest", "digests", "finished", "first_s", "gap_count", "last_s", "longest_gap_s",
-        "most_tokens", "named", "over", "prompt_tokens", "request", "request_id", "scheduled_s", "sink",
-        "slot", "stops", "token_ids",
+        "arrival_s", "block_table", "cached", "digest", "digests", "finished", "first_s", "gaps", "most_tokens",
+        "named", "prompt_tokens", "request", "request_id", "scheduled_s", "sink", "slot", "stops", "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -27,7 +64,7 @@ class Flight:
         arrival_s: float,
         stops: frozenset[int],
         digests: list[bytes],
-        bounds: int,
+        gap_bounds_s: tuple[float, ...],
     ) -> None:
         self.request_id = request_id
         self.request = request
@@ -39,22 +76,20 @@ class Flight:
         self.prompt_tokens = len(self.token_ids)
         self.most_tokens = self.prompt_tokens + request.max_tokens
         self.slot = -1
+        self.block_table: Sequence[int] | IntArray = ()
         self.named = 0
         self.digest = b""
         self.cached = 0
         self.scheduled_s: float | None = None
         self.first_s: float | None = None
-        self.last_s = arrival_s
-        self.longest_gap_s: float | None = None
-        self.gap_count = 0
-        self.over = [0] * (bounds + 1)  # gaps by the number of bounds they exceed
+        self.gaps = Gaps(arrival_s, gap_bounds_s)
         self.finished: FinishReason | None = None
 
     @property
     def output_tokens(self) -> int:
         return len(self.token_ids) - self.prompt_tokens
 
-    def take(self, token_id: int, now_s: float, gap_bounds_s: Sequence[float]) -> float | None:
+    def take(self, token_id: int, now_s: float) -> float | None:
         """A token came out of the step that ended at ``now_s``; returns the gap before it, None for the first."""
         token_ids = self.token_ids
         token_ids.append(token_id)
@@ -63,16 +98,9 @@ class Flight:
         elif len(token_ids) >= self.most_tokens:
             self.finished = FinishReason.LENGTH
         if self.first_s is None:
-            self.first_s = self.last_s = now_s
+            self.first_s = self.gaps.last_s = now_s
             return None
-        gap_s = now_s - self.last_s
-        self.last_s = now_s
-        self.gap_count += 1
-        if self.longest_gap_s is None or gap_s > self.longest_gap_s:
-            self.longest_gap_s = gap_s
-        if gap_bounds_s:
-            self.over[bisect_left(gap_bounds_s, gap_s)] += 1
-        return gap_s
+        return self.gaps.close(now_s)
 
     def first_token(self) -> tuple[float, float, int, int]:
         """Arguments of ``Observer.on_first_token``."""
@@ -92,9 +120,9 @@ class Flight:
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached,
             output_tokens=self.output_tokens,
-            gap_count=self.gap_count,
-            longest_gap_s=self.longest_gap_s,
+            gap_count=self.gaps.count,
+            longest_gap_s=self.gaps.longest_s,
             preemptions=preemptions,
             finished=self.finished,
-            gap_over=tuple(sum(self.over[bound + 1 :]) for bound in range(len(self.over) - 1)),
+            gap_over=tuple(sum(self.gaps.over[bound + 1 :]) for bound in range(len(self.gaps.bounds_s))),
         )

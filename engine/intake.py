@@ -63,7 +63,7 @@ class Intake:
                     now_s if arrived_s is None else min(arrived_s, now_s),
                     stops,
                     digests,
-                    len(self._options.gap_bounds_s),
+                    self._options.gap_bounds_s,
                 )
                 self._live += 1
                 self._arrivals.append(flight)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import cast
 
+from engine.decode_run import DecodeRun
 from engine.figures import StepFigures
 from engine.flight import Flight
 from engine.intake import Intake
@@ -62,10 +63,12 @@ class EngineLoop:
         self._rows = cast(list[list[int]], self._state.requests)
         self._plan = cast(list[list[int]], self._state.planned)
         self._keys = ContentKeys(self._state)
+        self._tables = self._state.table.reshape(slots, rows)
         self._flights: list[Flight | None] = [None] * slots
         self._slot_of: dict[int, int] = {}
         self._free_slots = list(range(slots))  # a heap: who arrives together stands in order of arrival
         self._ended = count()
+        self._run: DecodeRun | None = None  # while everybody decodes and nobody comes or goes
         self._preempted = self._preempted_before = 0
         self._joins_s: float | None = None  # end of the step just before; None after a pause
         self.latest: StepRecord | None = None
@@ -87,13 +90,14 @@ class EngineLoop:
         planned = plan_step(force.setting, self._boot, force.step_model, self._state, now_s)
         self._preempted += counters[r.PREEMPTED_COUNT]
         if planned == 0:
+            self._end_run()
             self._desk.skip_step()
             self._publish(events)
             return bool(counters[r.PREEMPTED_COUNT] > 0)
-        batch, sampled, figures = self._batch(planned, now_s)
+        batch, sampled, figures = self._next_of_run(planned) or self._batch(planned, now_s)
         token_ids = self._runner.run(batch)
         gaps_s = self._book(sampled, token_ids, self._now_s(), events)
-        self._finish(sampled, events)
+        self._finish(sampled, figures, events)
         self._publish(events)
         self._record(force, start_s, figures, gaps_s)
         return True
@@ -103,6 +107,7 @@ class EngineLoop:
         arrivals, cancels = self._intake.take()
         for flight in arrivals:
             slot = flight.slot = heapq.heappop(self._free_slots)
+            flight.block_table = self._tables[slot]
             self._flights[slot] = flight
             self._slot_of[flight.request_id] = slot
             row = self._rows[slot]
@@ -119,9 +124,24 @@ class EngineLoop:
                 leave(self._boot, self._state, gone)
                 self._retire(gone, why, now_s, events)
 
+    def _next_of_run(self, planned: int) -> tuple[StepBatch, list[Flight], StepFigures] | None:
+        """The planned step when it is the one before over again, one token further; None, and no run, when not."""
+        run = self._run
+        if run is None or self._state.counters[r.PREEMPTED_COUNT] > 0 or not run.is_again(self._plan[:planned]):
+            self._end_run()
+            return None
+        batch = run.next()
+        run.figures.see(self._state)
+        return batch, run.flights, run.figures
+
+    def _end_run(self) -> None:
+        if self._run is not None:
+            self._run.settle()
+            self._run = None
+
     def _batch(self, planned: int, now_s: float) -> tuple[StepBatch, list[Flight], StepFigures]:
         """The planned step for the runner, whose tokens it samples, and its figures."""
-        table, rows, flights = self._state.table, self._rows, self._flights
+        rows, flights = self._rows, self._flights
         segments, sampled, figures = [], [], StepFigures()
         decodes = decode_context = 0
         for slot, taken in self._plan[:planned]:
@@ -130,9 +150,8 @@ class EngineLoop:
             end = row[r.COMPUTED]
             begin = end - taken
             complete = end == row[r.KNOWN]
-            at = row[r.TABLE_AT]
-            blocks = table[at : at + row[r.HELD]]
-            segments.append(Segment(flight.token_ids[begin:end], begin, blocks, complete, flight.request.sampling))
+            tokens, sampling = flight.token_ids[begin:end], flight.request.sampling
+            segments.append(Segment(tokens, begin, flight.block_table, complete, sampling))
             if taken == 1 and begin >= flight.prompt_tokens:
                 decodes += 1
                 decode_context += begin
@@ -143,16 +162,25 @@ class EngineLoop:
             if flight.scheduled_s is None:
                 flight.scheduled_s = now_s
                 flight.cached = row[r.HIT]
-        figures.decodes, figures.decode_context = decodes, decode_context
+        figures.decodes, figures.decode_context, figures.sampled = decodes, decode_context, len(sampled)
         figures.see(self._state)
         return StepBatch(tuple(segments)), sampled, figures
 
     def _book(self, sampled: list[Flight], token_ids: list[int], now_s: float, events: Events) -> list[float]:
         """The new tokens to their flights; returns the gaps that they closed."""
+        run, caching = self._run, self._options.prefix_caching
+        if run is not None and run.all_stay(token_ids):
+            shared_gap_s, full = run.take(token_ids, now_s)
+            events += run.events(token_ids)
+            if caching:
+                for flight in full:
+                    self._name_newest(flight)
+            return [shared_gap_s] * len(sampled)
+        self._end_run()
         gaps_s = []
-        size, bounds_s, caching = self._boot.block_tokens, self._options.gap_bounds_s, self._options.prefix_caching
+        size = self._boot.block_tokens
         for flight, token_id in zip(sampled, token_ids, strict=True):
-            gap_s = flight.take(token_id, now_s, bounds_s)
+            gap_s = flight.take(token_id, now_s)
             if gap_s is not None:
                 gaps_s.append(gap_s)
             elif self.observer is not None:
@@ -160,19 +188,21 @@ class EngineLoop:
             if flight.finished is None:
                 events.append((flight.sink, TokenEvent(flight.request_id, (token_id,), None, flight.cached)))
                 if caching and len(flight.token_ids) % size == 0:
-                    self._name_block(flight, chain_digests(flight.token_ids[-size:], size, flight.digest)[0])
+                    self._name_newest(flight)
             elif flight.finished is FinishReason.STOP:
                 # For the scheduler a request ends when it has produced OUTPUT tokens: these were all.
                 self._rows[flight.slot][r.OUTPUT] = flight.output_tokens
         return gaps_s
 
-    def _finish(self, sampled: list[Flight], events: Events) -> None:
-        """Book the step in the state and let go of whoever has ended."""
+    def _finish(self, sampled: list[Flight], figures: StepFigures, events: Events) -> None:
+        """Book the step in the state and let go of whoever has ended; if nobody has, and all decode, a run begins."""
         if finish_step(self._boot, self._state) > 0:
             for flight in sampled:
                 if flight.finished is not None:
                     last = (flight.token_ids[-1],)
-                    self._retire(flight.slot, flight.finished, flight.last_s, events, last)
+                    self._retire(flight.slot, flight.finished, flight.gaps.last_s, events, last)
+        elif self._run is None and figures.decodes == figures.sampled == figures.running:
+            self._run = DecodeRun(self._plan[: figures.running], sampled, figures, self._boot.block_tokens)
 
     def _publish(self, events: Events) -> None:
         if events:
@@ -198,8 +228,14 @@ class EngineLoop:
         flight.named += 1
         flight.digest = digest
 
+    def _name_newest(self, flight: Flight) -> None:
+        """The content of the block that the latest token has filled."""
+        size = self._boot.block_tokens
+        self._name_block(flight, chain_digests(flight.token_ids[-size:], size, flight.digest)[0])
+
     def _retire(self, slot: int, why: FinishReason, now_s: float, events: Events, last: tuple[int, ...] = ()) -> None:
         """A request that holds no block any more gives back its slot, keys and id."""
+        self._end_run()
         flight = self._flights[slot]
         assert flight is not None
         row = self._rows[slot]

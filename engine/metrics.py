@@ -1,7 +1,7 @@
 """What the engine tells Prometheus: hears every step and request as an Observer, answers a scrape as a collector."""
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry
@@ -14,6 +14,8 @@ from engine.interface import ChangeKind, Engine, FinishReason, RejectReason, Req
 from engine.metrics_series import Histogram, StepTable
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# Steps that are counted together, at the latest: the code that counts is then warm, which it never is after a forward.
+HEARD_TOGETHER = 64
 
 
 class Metrics(Collector):
@@ -27,6 +29,8 @@ class Metrics(Collector):
         self._gap = Histogram(names.GAP_BOUNDS_S)
         self._tpot = Histogram(names.GAP_BOUNDS_S)
         self._steps = StepTable(names.COMPUTED_TOKEN_BOUNDS, names.STEP_BOUNDS_S)
+        self._steps_heard: deque[StepRecord] = deque()
+        self._gaps_heard: deque[Sequence[float]] = deque()
         self._prompt_tokens = self._cached_tokens = self._output_tokens = 0
         self._prefill_tokens = self._decode_tokens = 0
         self._ended: Counter[FinishReason] = Counter()
@@ -42,11 +46,10 @@ class Metrics(Collector):
     # --- what the engine tells -----------------------------------------------------------------
 
     def on_step(self, record: StepRecord) -> None:
-        with self._lock:
-            context_tokens = record.decode_context_tokens + record.prefill_context_tokens
-            self._steps.add(record.computed_tokens, context_tokens, record.duration_s)
-            self._prefill_tokens += record.prefill_tokens
-            self._decode_tokens += record.decode_tokens
+        self._steps_heard.append(record)
+        if len(self._steps_heard) >= HEARD_TOGETHER:
+            with self._lock:
+                self._count_heard()
 
     def on_first_token(self, ttft_s: float, queue_s: float, prompt_tokens: int, cached_tokens: int) -> None:
         with self._lock:
@@ -57,9 +60,7 @@ class Metrics(Collector):
             self._output_tokens += 1
 
     def on_gaps(self, gaps_s: Sequence[float]) -> None:
-        with self._lock:
-            self._gap.add(gaps_s)
-            self._output_tokens += len(gaps_s)
+        self._gaps_heard.append(gaps_s)
 
     def on_finished(self, record: RequestRecord) -> None:
         with self._lock:
@@ -75,12 +76,26 @@ class Metrics(Collector):
         with self._lock:
             self._changes[kind] += 1
 
+    def _count_heard(self) -> None:
+        """Steps and gaps since the last time; the lock is held. Whoever appends meanwhile is counted now or next."""
+        while self._gaps_heard:
+            gaps_s = self._gaps_heard.popleft()
+            self._gap.add(gaps_s)
+            self._output_tokens += len(gaps_s)
+        while self._steps_heard:
+            record = self._steps_heard.popleft()
+            context_tokens = record.decode_context_tokens + record.prefill_context_tokens
+            self._steps.add(record.computed_tokens, context_tokens, record.duration_s)
+            self._prefill_tokens += record.prefill_tokens
+            self._decode_tokens += record.decode_tokens
+
     # --- what Prometheus asks ------------------------------------------------------------------
 
     def collect(self) -> Iterator[Metric]:
         """All series at one moment."""
         snapshot = self._engine.snapshot()
         with self._lock:
+            self._count_heard()
             found = [*self._histograms(), *self._step_table(), *self._counters(snapshot), *self._gauges(snapshot)]
         yield from found
 

@@ -5,6 +5,7 @@ The loop asks it for the setting when a step begins and nowhere else, so a chang
 whole or not at all.
 """
 
+import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -118,6 +119,7 @@ class TuningDesk:
         self._gap_bounds_s = gap_bounds_s
         self._lock = Lock()
         self._book = lease.boot_book(envelope, boot, now_s(), max_lease_s)
+        self._stepped_s = -math.inf  # latest step under this lease; the book is told of it when something is due
         self._next_step = 0
         self._steps: Ring[StepRecord] = Ring(ring_rows)
         self._requests: Ring[RequestRecord] = Ring(ring_rows)
@@ -130,8 +132,12 @@ class TuningDesk:
     def begin_step(self, now_s: float) -> InForce:
         """What the step that begins now runs under. A lease that is over ends here, with or without a controller."""
         with self._lock:
-            if self._book.lease is not None:
-                self._settle(now_s)
+            held = self._book.lease
+            if held is not None:
+                if self._stepped_s <= now_s and self._book.seen_s <= now_s and held.holds(now_s):
+                    self._stepped_s = now_s
+                else:
+                    self._settle(now_s)
             book, step = self._book, self._next_step
             self._next_step = step + 1
         return InForce(step, book.setting, book.step_model or NO_MODEL, book.revision)
@@ -221,6 +227,7 @@ class TuningDesk:
 
     def revert(self, request: wire.RevertRequest) -> wire.PushAnswer:
         with self._lock:
+            self._catch_up()
             before = self._book.revision
             self._book, _ = lease.revert(self._book, self._now_s(), block=request.block)
             return self._answer(ChangeKind.REVERTED, request.actor, request.reason, before)
@@ -251,11 +258,18 @@ class TuningDesk:
 
     def _settle(self, now_s: float) -> float:
         """End a lease that is over; returns the time that counts."""
+        self._catch_up()
         held = self._book.lease
         self._book, _ = lease.expire(self._book, now_s)
         if held is not None and self._book.lease is None:
             self._tell(ChangeKind.LEASE_ENDED, held.actor, held.reason)
         return self._book.seen_s
+
+    def _catch_up(self) -> None:
+        """Tell the book of the latest step."""
+        stepped_s, self._stepped_s = self._stepped_s, -math.inf
+        if stepped_s > self._book.seen_s:
+            self._book, _ = lease.expire(self._book, stepped_s)
 
     def _answer(self, kind: ChangeKind, actor: str, reason: str, before: int = -1) -> wire.PushAnswer:
         if self._book.revision != before:

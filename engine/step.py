@@ -3,7 +3,7 @@
 No torch here: the fake runner and the loop use these types as well.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -47,9 +47,10 @@ class Segment(NamedTuple):
 
     token_ids: the tokens to compute, at least one. start: their first position, equal to the tokens of
     this request whose KV entries exist already. block_table: KV blocks of the request from position 0
-    on, long enough for ``start + len(token_ids)`` positions; it may be a view of the scheduler's table
-    that stays as it is until the step has run. sample: whether the last token of the segment yields the
-    request's next token (the prompt is complete). A runner raises ValueError for one that breaks these bounds.
+    on, long enough for ``start + len(token_ids)`` positions; what stands behind them means nothing. It may be
+    a view of the scheduler's table that stays as it is until the step has run. sample: whether the last token of
+    the segment yields the request's next token (the prompt is complete). A runner raises ValueError for one that
+    breaks these bounds.
     """
 
     token_ids: Sequence[int] | IntArray
@@ -64,15 +65,28 @@ class Segment(NamedTuple):
         return self.start + len(self.token_ids)
 
 
-@dataclass(frozen=True, slots=True)
 class StepBatch:
-    """Everything one forward pass computes, at least one segment, each of another request."""
+    """Everything one forward pass computes, at least one segment, each of another request.
 
-    segments: tuple[Segment, ...]
+    segments: a tuple, or what makes it when somebody asks: whoever knows the step before needs none of a step that
+    ``follows``. That is, every segment of the step before was sampled, and its request computes the token that came
+    out of it, nobody else anything; its block table is the same, with one block more where the token begins one (so
+    it must be the scheduler's own row, not a copy). A runner that makes nothing of it reads the segments.
+    """
 
-    def __post_init__(self) -> None:
-        if not self.segments:
+    __slots__ = ("_segments", "follows")
+
+    def __init__(self, segments: tuple[Segment, ...] | Callable[[], tuple[Segment, ...]], follows: bool = False):
+        if segments == ():
             raise ValueError("a step needs at least one segment")
+        self._segments = segments
+        self.follows = follows
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        if not isinstance(self._segments, tuple):
+            self._segments = self._segments()
+        return self._segments
 
     @property
     def computed_tokens(self) -> int:

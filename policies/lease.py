@@ -86,6 +86,10 @@ class Lease:
     def expired(self, now_s: float) -> bool:
         return self.left_s(now_s) <= 0.0
 
+    def holds(self, now_s: float) -> bool:
+        """The same as not expired, at the price of a comparison: every step asks."""
+        return 0.0 <= now_s - self.granted_s < self.length_s
+
 
 @dataclass(frozen=True)
 class Push:

@@ -12,7 +12,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from engine.torch.geometry import Chunk, DecodeGroup, StepGeometry
+from engine.torch.geometry import Chunk, StepGeometry
+from engine.torch.groups import DecodeGroup
 from engine.torch.masks import TILE_TOKENS
 
 try:

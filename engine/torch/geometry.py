@@ -1,37 +1,22 @@
 """Where the tokens of one step stand: rows of the packed forward, slots to write, blocks to read.
 
 Made once a step, shared by all layers. Layers with another sliding window read other blocks, so what
-depends on the window is made at its first use and kept for the layers that follow.
+depends on the window is made at its first use and kept for the layers that follow. A step that only takes the one
+before it further changes that one's in place: ``engine.torch.onward``.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from engine.step import IntArray, Segment, StepBatch
+from engine.step import IntArray, Segment
+from engine.torch.groups import DecodeGroup, cuts
 from engine.torch.kv_store import KvStore
 from engine.torch.masks import CausalMasks
-
-# One gather of decode keys and values should stay in the second-level cache (2 MiB and more on current
-# server cores), so that attention reads it from there: measured, the copy then costs next to nothing.
-GROUP_BYTES = 1 << 20
-# Decodes share a group only while the shortest is at least this part of the longest: padding is wasted work.
-GROUP_SHORTEST = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeGroup:
-    """Decodes of similar length, read together: ``size`` requests, ``keys`` padded keys each.
-
-    blocks: (size * keys / block_tokens,). mask: (size, 1, 1, keys), 0 where a key counts and -inf elsewhere.
-    """
-
-    size: int
-    keys: int
-    blocks: torch.Tensor
-    mask: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +33,12 @@ class Chunk:
     blocks: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Reads:
+class Reads(NamedTuple):
     """What attention reads for one window. decode_rows: rows of the step in the order of the groups."""
 
     decode_rows: torch.Tensor
-    groups: tuple[DecodeGroup, ...]
-    chunks: tuple[Chunk, ...]
+    groups: Sequence[DecodeGroup]
+    chunks: Sequence[Chunk]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +57,17 @@ class StepGeometry:
 
     token_ids, positions: (1, tokens). slots: (tokens,), where the new KV entries go. last_rows: rows whose
     logits are wanted. unwritten: in every block that this step begins, the slots behind its last new token: the first
-    and how many. Raises ValueError when a block table is too short or names a block that is not there: a defect of
-    the loop that would otherwise overwrite another request's entries.
+    and how many. packed: (3, tokens), the memory of token_ids, positions and slots where the device is a CPU. Raises
+    ValueError when a block table is too short or names a block that is not there: a defect of the loop that would
+    otherwise overwrite another request's entries.
 
     Everything is counted for all segments at once: a step of a small model leaves no time for a loop over requests.
     """
 
-    def __init__(self, step: StepBatch, store: KvStore, masks: CausalMasks) -> None:
+    def __init__(self, segments: Sequence[Segment], store: KvStore, masks: CausalMasks) -> None:
         self.store = store
         self.masks = masks
         size = store.block_tokens
-        segments = step.segments
         lengths_of = [len(segment.token_ids) for segment in segments]
         starts_of = [segment.start for segment in segments]
         if min(lengths_of) < 1 or min(starts_of) < 0:
@@ -96,7 +80,7 @@ class StepGeometry:
         self._blocks_at = blocks_at = held.cumsum() - held
         self._rows_at = rows_at = lengths.cumsum() - lengths
         tokens = sum(lengths_of)
-        packed = np.empty((3, tokens), dtype=np.int64)
+        self.packed = packed = np.empty((3, tokens), dtype=np.int64)
         packed[0] = np.fromiter(chain.from_iterable([segment.token_ids for segment in segments]), np.int64, tokens)
         if tokens == len(segments):
             positions, begins = starts, blocks_at
@@ -110,10 +94,18 @@ class StepGeometry:
         self.token_ids, self.positions, slots = on_device.unsqueeze(1).unbind()
         self.slots = slots[0]
         wanted = [segment.sample for segment in segments]
-        self.last_rows = self._tensor((rows_at + lengths - 1)[wanted])
+        self._last = (rows_at + lengths - 1)[wanted]
+        self.last_rows = self._tensor(self._last)
         self.unwritten = self._unwritten(ends)
         self._reads: dict[int, Reads] = {}
         self._ragged: Ragged | None = None
+        self._onward = False
+
+    @property
+    def next_positions(self) -> IntArray:
+        """Where the tokens that come out of the step will stand, one for each of ``last_rows``."""
+        positions: IntArray = self.packed[1, self._last] + 1
+        return positions
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -123,8 +115,15 @@ class StepGeometry:
     def reads(self, window: int) -> Reads:
         """Groups and chunks for layers that see the last ``window`` positions (0: all of them)."""
         if window not in self._reads:
+            if self._onward:
+                raise RuntimeError(f"window {window} was first asked for when the step had been taken further")
             self._reads[window] = self._make_reads(window)
         return self._reads[window]
+
+    def go_on(self, reads: Reads) -> None:
+        """From here on somebody takes ``packed`` and these reads further in place; nothing else may be made of it."""
+        self._onward = True
+        self._reads = {0: reads}
 
     def ragged(self) -> Ragged:
         """The step for a variable-length kernel; the kernel itself applies a window."""
@@ -165,7 +164,7 @@ class StepGeometry:
     def _groups(self, held: IntArray, at: IntArray, newest: IntArray, window: int) -> tuple[DecodeGroup, ...]:
         """Decodes, sorted by the blocks they read: ``held`` from ``at`` on; the own key stands in column ``newest``."""
         size = self.store.block_tokens
-        counts, widths = self._cuts(held.tolist())
+        counts, widths = cuts(held.tolist(), self.store)
         width = np.array(widths).repeat(counts)
         owner = np.arange(len(held)).repeat(width)
         column = np.arange(len(owner)) - (width.cumsum() - width)[owner]
@@ -184,22 +183,6 @@ class StepGeometry:
             DecodeGroup(count, most * size, read, mask.view(count, 1, 1, most * size))
             for count, most, read, mask in zip(counts, widths, blocks.split(cells), masks, strict=True)
         )
-
-    def _cuts(self, held: list[int]) -> tuple[list[int], list[int]]:
-        """Decodes of each group and blocks that its longest reads, from the blocks of each decode, ascending."""
-        # On an accelerator launches cost more than padding: one group for all of similar length.
-        most_blocks = GROUP_BYTES // self.store.block_bytes if self.store.device.type == "cpu" else 1 << 40
-        counts, widths = [], []
-        first, longest = 0, held[0]
-        for index, blocks in enumerate(held):
-            if index > first and (blocks * (index + 1 - first) > most_blocks or held[first] < GROUP_SHORTEST * blocks):
-                counts.append(index - first)
-                widths.append(longest)
-                first = index
-            longest = blocks
-        counts.append(len(held) - first)
-        widths.append(longest)
-        return counts, widths
 
     def _make_ragged(self) -> Ragged:
         size = self.store.block_tokens
@@ -224,7 +207,7 @@ def _ends(counts: IntArray) -> IntArray:
     return ends
 
 
-def _checked_blocks(segments: tuple[Segment, ...], held: IntArray, store: KvStore) -> IntArray:
+def _checked_blocks(segments: Sequence[Segment], held: IntArray, store: KvStore) -> IntArray:
     """The blocks that each segment needs, behind one another."""
     wanted = held.tolist()
     tables = [segment.block_table[:needed] for segment, needed in zip(segments, wanted, strict=True)]

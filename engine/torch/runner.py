@@ -3,12 +3,13 @@
 import torch
 from transformers import PreTrainedModel
 
-from engine.step import ModelFacts, StepBatch
+from engine.step import ModelFacts, Sampling, Segment, StepBatch
 from engine.torch.attention import STEP_ARGUMENT
 from engine.torch.geometry import StepGeometry
 from engine.torch.kv_store import KvStore
 from engine.torch.masks import CausalMasks
-from engine.torch.sampling import sample
+from engine.torch.onward import Onward
+from engine.torch.sampling import draw, drawn_rows, greedy
 
 
 class TorchRunner:
@@ -24,6 +25,12 @@ class TorchRunner:
         self._windows: tuple[int, ...] = ()  # of the layers, known after the first step
         self._inner = model.base_model
         self._head = model.get_output_embeddings()
+        # Of the step before, for one that follows it.
+        self._geometry: StepGeometry | None = None
+        self._segments: tuple[Segment, ...] = ()
+        self._drawn: list[tuple[int, Sampling]] = []
+        self._tokens: list[int] | None = None
+        self._onward: Onward | None = None
 
     @property
     def facts(self) -> ModelFacts:
@@ -42,16 +49,36 @@ class TorchRunner:
             if self._store.device.type == "cuda":
                 torch.cuda.synchronize(self._store.device)  # or the step's duration would be booked in the next
             return []
-        sampled = [segment for segment in step.segments if segment.sample]
-        return sample(logits, [segment.sampling for segment in sampled], [segment.end for segment in sampled])
+        tokens = greedy(logits)
+        if self._drawn:
+            draw(logits, self._drawn, geometry.next_positions, tokens)
+        self._tokens = tokens
+        return tokens
 
     def prepare(self, step: StepBatch) -> StepGeometry:
         """Everything that ``forward`` will ask for, and no stale entry where it will look; in inference mode."""
-        geometry = StepGeometry(step, self._store, self._masks)
-        for window in self._windows:
-            geometry.reads(window)
+        geometry = self._further() if step.follows else None
+        self._tokens = None  # until this step has run: none can follow one that broke
+        if geometry is None:
+            geometry = self._anew(step.segments)
         self._store.clear(geometry.unwritten)
         return geometry
+
+    def _anew(self, segments: tuple[Segment, ...]) -> StepGeometry:
+        geometry = StepGeometry(segments, self._store, self._masks)
+        for window in self._windows:
+            geometry.reads(window)
+        self._geometry, self._segments, self._onward = geometry, segments, None
+        self._drawn = drawn_rows(segment.sampling for segment in segments if segment.sample)
+        return geometry
+
+    def _further(self) -> StepGeometry | None:
+        """The geometry of the step before, taken one token on in place; None where that cannot be done."""
+        if self._geometry is None or self._tokens is None:
+            return None
+        if self._onward is None and Onward.can_take(self._geometry, self._segments):
+            self._onward = Onward(self._geometry, self._segments)
+        return self._geometry if self._onward is not None and self._onward.advance(self._tokens) else None
 
     def forward(self, geometry: StepGeometry) -> torch.Tensor | None:
         """The model's own work: logits of the rows that are wanted; None when none is."""

@@ -4,12 +4,12 @@ A counter in place of a generator with state: a request draws the same tokens wh
 it, and again when it is recomputed after a preemption.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 
-from engine.step import Sampling
+from engine.step import IntArray, Sampling
 
 _MASK = (1 << 64) - 1
 # A smaller temperature is greedy in all but name, and dividing by it in float32 would leave nothing but NaN.
@@ -33,19 +33,34 @@ def _mix(value: int) -> int:
 
 def sample(logits: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
     """One token id for each row of ``logits`` (rows, vocabulary); positions: where the new tokens will stand."""
-    tokens = _greedy(logits)
-    for row, (sampling, position) in enumerate(zip(samplings, positions, strict=True)):
-        if sampling.temperature >= _GREEDY_BELOW:
-            tokens[row] = _draw(logits[row], sampling, uniform(sampling.seed, position))
+    tokens = greedy(logits)
+    draw(logits, drawn_rows(samplings), positions, tokens)
     return tokens
 
 
-def _greedy(logits: torch.Tensor) -> list[int]:
+def drawn_rows(samplings: Iterable[Sampling]) -> list[tuple[int, Sampling]]:
+    """The rows whose tokens chance decides."""
+    return [(row, sampling) for row, sampling in enumerate(samplings) if sampling.temperature >= _GREEDY_BELOW]
+
+
+def draw(
+    logits: torch.Tensor, rows: Sequence[tuple[int, Sampling]], positions: Sequence[int] | IntArray, tokens: list[int]
+) -> None:
+    """Put drawn tokens in place of these rows' greedy ones; positions: where each row's new token will stand."""
+    for row, sampling in rows:
+        tokens[row] = _draw(logits[row], sampling, uniform(sampling.seed, int(positions[row])))
+
+
+def greedy(logits: torch.Tensor) -> list[int]:
+    """The largest logit of each row; the first of several."""
     if logits.device.type != "cpu":
         chosen: list[int] = logits.argmax(dim=-1).tolist()
         return chosen
-    # torch's argmax over a vocabulary takes ten times as long as numpy's, and numpy has none for bfloat16. Numbers
-    # that are not negative have the order of their bits; a row whose largest is negative is looked at again.
+    # torch's argmax over a vocabulary takes ten times as long as numpy's, and numpy has none for bfloat16.
+    if logits.dtype == torch.float32:
+        found: list[int] = logits.numpy().argmax(axis=-1).tolist()
+        return found
+    # Numbers that are not negative have the order of their bits; a row whose largest is negative is looked at again.
     bits = logits.view(_BITS[logits.itemsize]).numpy()
     best = bits.argmax(axis=-1)
     tokens: list[int] = best.tolist()

@@ -1,19 +1,23 @@
 """The tuning protocol on this engine: the contract, and what can be seen only from inside."""
 
 import json
+import math
 import random
 from typing import Any
 
 import pytest
 
+from engine.fake import ManualClock
 from engine.interface import ChangeKind
-from engine.protocol import ANSWER_ROWS, Ring
+from engine.protocol import ANSWER_ROWS, About, Ring, TuningDesk
 from engine.running import RunningEngine
-from policies import wire
+from policies import lease, wire
+from policies.envelope import Envelope, full_bounds
 from policies.errors import InputError
+from policies.lease import boot_book
 from policies.request import Setting
 from tests.contracts.tuning_protocol import TuningProtocolContract, in_force
-from tests.engine.loop_harness import Callers, check_nothing_left, engine, push
+from tests.engine.loop_harness import BOOT, Callers, check_nothing_left, engine, push
 
 
 class EngineEndpoint:
@@ -60,6 +64,43 @@ class Heard:
 
     def of(self, name: str) -> list[tuple[Any, ...]]:
         return [call[1:] for call in self.calls if call[0] == name]
+
+
+def test_the_desk_tells_its_book_of_a_step_only_when_something_is_due_and_it_comes_out_the_same() -> None:
+    """Random steps, leases, reverts and clocks that jump both ways, against a book that hears of every step."""
+    chance, clock = random.Random(1), ManualClock(100.0)
+    envelope = Envelope(full_bounds(512, 8))
+    fixed = wire.BootEnvelope(
+        ceiling_tokens=512, max_running=8, model_tokens=None, kv_blocks=None, kv_block_tokens=None, chunking=True
+    )
+    desk = TuningDesk(About("e", "0", "m", fixed), envelope, BOOT, clock)
+    book, ended = boot_book(envelope, BOOT, clock.now_s), 0
+    for turn in range(4000):
+        clock.now_s += chance.choice([0.01, 0.01, 0.01, 0.5, 3.0])
+        if chance.random() < 0.03:
+            clock.now_s += chance.choice([-0.5, -30.0, 30.0])
+        if chance.random() < 0.05:
+            wish = wire.PushRequest(
+                lease_s=chance.choice([1.0, 5.0, 20.0]),
+                expected_revision=desk.book.revision,
+                actor="a",
+                reason="r",
+                knobs=wire.Knobs(step_tokens=chance.randint(1, 512)),
+            )
+            book, outcome = lease.push(lease.expire(book, clock.now_s)[0], wish.to_push(), clock.now_s)
+            assert isinstance(desk.push(wish), wire.Refusal) is outcome.refused, turn
+        if chance.random() < 0.01:
+            desk.revert(wire.RevertRequest(block=False))
+            book, _ = lease.revert(book, clock.now_s, block=False)
+        now_s = math.nan if chance.random() < 0.003 else clock.now_s
+        before = book.lease
+        if before is not None:
+            book, _ = lease.expire(book, now_s)
+        ended += before is not None and book.lease is None
+        force = desk.begin_step(now_s)
+        assert (force.setting, force.revision) == (book.setting, book.revision), turn
+        assert desk.book.lease == book.lease and desk.book.seen_s <= book.seen_s, turn
+    assert ended > 30
 
 
 @pytest.mark.parametrize("end", ["lease end", "revert", "push"])
