@@ -131,6 +131,20 @@ def test_a_known_traffic_brings_its_setting_back_at_once(better: Rig) -> None:
     assert "before" in run.records[-1].detail
 
 
+def test_what_was_proven_with_another_model_proves_nothing_of_this_one(better: Rig) -> None:
+    store = MemoryStore()
+    store.values = dict(better.store.values)
+    remember(store, memory_of(better).but(trust=Trust(4.0, failed=3)))
+    run = rig(proposes(step_tokens=64), store=store, delay=1000)
+    run.port.script = lambda name: (
+        run.engine.running.tuning_state().model_copy(update={"model": "another"}) if name == "state" else None
+    )
+    run.run(6)
+    assert not run.port.moving and run.records[-1].reason is CycleReason.SEARCHING
+    assert memory_of(run).tried == () and run.records[-1].trust == 32.0
+    assert not run.searcher.jobs[0].live
+
+
 @pytest.mark.parametrize(("told", "kv_used", "asks"), [(True, 0.95, True), (False, 0.5, True), (False, 0.95, False)])
 def test_no_twin_is_asked_about_a_pool_that_fills_and_whose_size_nobody_tells(
     told: bool, kv_used: float, asks: bool

@@ -3,6 +3,7 @@
 from policies.verify import Verdict
 from tuner.control.memory import MOST_TRIED, Kept, Memory, Moved, Trial, Tried, recall, remember
 from tuner.control.parts import Store
+from tuner.control.trust import Trust
 from tuner.control.verify_stage import Checked
 from tuner.observe.window import Window
 
@@ -33,6 +34,13 @@ class Book:
         if memory != self._saved:
             remember(self._store, memory)
             self._saved = memory
+
+    def about(self, model: str) -> None:
+        """What was tried with another model, and how its predictions held, says nothing of this one."""
+        if self.memory.model not in ("", model):
+            self.change(tried=(), trust=Trust())
+        if self.memory.model != model:
+            self.change(model=model)
 
     def spent_slo_s(self, day: str) -> float:
         """SLO-seconds of that day, the running trial's among them."""

@@ -90,7 +90,8 @@ class Tried(Part):
 class Memory(Part):
     """Everything in one value, so that it is never half written. shadow_s: time spent in shadow so far.
 
-    running_slo_s: what the trial in force has cost so far; it joins ``days`` when the trial ends.
+    running_slo_s: what the trial in force has cost so far; it joins ``days`` when the trial ends. model: the one that
+    ``tried`` and the trust ratio are about, "" while none is known.
     """
 
     trial: Trial | None = None
@@ -103,6 +104,7 @@ class Memory(Part):
     running_slo_s: Annotated[float, Field(ge=0)] = 0.0
     shadow_s: Annotated[float, Field(ge=0)] = 0.0
     tried: tuple[Tried, ...] = ()
+    model: Words = ""
 
     @property
     def trust(self) -> Trust:

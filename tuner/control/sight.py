@@ -106,6 +106,7 @@ class Sight:
         now_s, wall_s = self._clock.now_s(), min(max(self._clock.wall_s(), 0.0), LATEST_WALL_S)
         day = schedule.day(wall_s, self._options.zone)
         standing = self._standing(reading, day, wall_s, draft)
+        self._book.about(state.model)
         self._since_s = self._since(reading, standing)
         self._learn(reading)
         seen = self._seen(reading)
