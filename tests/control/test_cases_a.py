@@ -77,6 +77,21 @@ def test_case_1_short_requests_behind_long_prompts_are_helped_by_the_cap() -> No
 # --- 3 -----------------------------------------------------------------------------------------
 
 
+def test_case_3_a_push_under_which_nobody_is_let_in_is_worse_though_every_gap_is_short() -> None:
+    """The only target is on gaps, and of the requests that end under the push every one meets it."""
+    given = options(
+        search_requests=20, slo=Slo((Target("longest_gap", 0.3, 0.99),)), bounds={"max_running": (1.0, 32.0)}
+    )
+    run = rig(proposes(max_running=1), options=given)
+    run.run(16, until=lambda record: record.action is Action.REVERT)
+    push = next(record for record in run.records if pushed(record))
+    seen = next(record.observed for record in run.records if record.number > push.number)
+    assert seen is not None and seen.attainment == 1.0
+    revert = run.records[-1]
+    assert (revert.action, revert.reason) == (Action.REVERT, Reason.VERDICT_WORSE)
+    assert revert.verify is not None and (revert.verify.observed_gain or 0.0) < 0.0 and run.setting == BOOT
+
+
 def test_case_3_falling_throughput_under_a_long_prompt_is_not_read_as_health() -> None:
     """Whoever ended was served well; running requests finish, none replaces them, and more and more wait."""
     traffic = Traffic(rate_rps=2.0, documents=0, output_tokens=40)

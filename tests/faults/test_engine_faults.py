@@ -403,6 +403,27 @@ def test_a_knob_below_zero_is_a_state_that_makes_no_sense(live: bool) -> None:
     assert "chunk_cap_tokens" in run.records[0].detail and "revert" not in run.port.calls
 
 
+def test_a_verdict_counts_no_request_that_arrived_before_rows_were_forgotten() -> None:
+    """Its neighbours that were quicker are gone: what is left would look slow."""
+    run = on_trial()
+    honest = run.port.requests_after
+    run.run(3)
+
+    def before_their_arrival(after: int) -> wire.RequestColumns:
+        page = honest(after)
+        return page.model_copy(update={"finish_s": tuple(0.0 for _ in page.finish_s)})
+
+    run.port.requests_after = before_their_arrival  # type: ignore[method-assign]  # scripted
+    run.run(1)
+    assert run.records[-1].reason is CycleReason.GARBAGE
+    run.port.requests_after = honest  # type: ignore[method-assign]  # scripted
+    for _ in range(2):
+        run.run(1)
+        verify, window = run.records[-1].verify, run.controller._sight._window
+        later = window.requests_since(window.complete_from_s)
+        assert verify is not None and verify.requests <= len(later) < len(window.requests)
+
+
 def test_after_rows_were_forgotten_only_what_arrives_later_is_complete() -> None:
     """Otherwise the next window would hold the long requests of before, without the short ones that came with them."""
     run = rig(proposes(step_tokens=512), options=QUICK)

@@ -6,7 +6,7 @@ Matched: arrivals per second differ by no more than RATE_RATIO beyond counting n
 length classes (a factor of four each) overlap by at least OVERLAP. Within that, the classes are weighted alike on
 both sides, so that a few more documents after the push are not taken for a loss.
 Starved requests never reach the records while they wait. Of those that wait at a window's end, whoever must have
-waited longer than the TTFT target allows counts as missed.
+waited longer than the TTFT target allows (without one: than half of ``verify_s``) counts as missed.
 The interval is a bootstrap over stretches of neighbouring requests, which share their fate.
 """
 

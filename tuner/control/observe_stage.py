@@ -93,9 +93,9 @@ class Seen:
 
     @cached_property
     def overdue(self) -> float:
-        """Requests that wait now and must have waited longer than the TTFT targets allow: missed, though not ended."""
+        """Requests that wait now and must have waited longer than ``wait_bound_s``: missed, though not ended."""
         rate_rps = len(self.requests) / self.span_s if self.span_s > 0.0 else math.nan
-        return overdue(waiting_at(self.window, self.now_s), rate_rps, ttft_bound_s(self.slo))
+        return overdue(waiting_at(self.window, self.now_s), rate_rps, wait_bound_s(self.slo, self.verify_s))
 
     @cached_property
     def ceiling_tokens(self) -> int | None:
@@ -142,6 +142,13 @@ def ttft_bound_s(slo: Slo) -> float:
     bounds = [target.bound_s for target, _ in slo.all_targets() if target.metric in ("ttft", "queue")]
     base = [target for target in slo.targets if target.metric in ("ttft", "queue")]
     return max(bounds) if base else math.inf
+
+
+def wait_bound_s(slo: Slo, verify_s: float) -> float:
+    """How long a request may wait for its first token before it counts as missed though it has not ended. Where no
+    target says so, half of the time in which a push is judged: gaps alone look well where nobody is let in."""
+    bound_s = ttft_bound_s(slo)
+    return bound_s if math.isfinite(bound_s) else verify_s / 2.0
 
 
 def storming(window: Window, start_s: float) -> bool:

@@ -16,7 +16,7 @@ from policies.verify import Comparison, Judgement, RollbackThresholds, Verdict, 
 from tuner.control.figures import good_mask, judged
 from tuner.control.matched import Matched, Side, compare, overdue
 from tuner.control.memory import Trial
-from tuner.control.observe_stage import Seen, in_flight, storming, ttft_bound_s, waiting_at
+from tuner.control.observe_stage import Seen, in_flight, storming, wait_bound_s, waiting_at
 from tuner.control.outcome import VerifyPart
 from tuner.model.roofline import predict
 from tuner.observe.window import Window
@@ -25,6 +25,8 @@ MOST_BEFORE = 4
 # An engine that is slower or faster than this at the same work is not the one that was measured before the push: no
 # verdict. Beyond PACE_HARM nobody waits for another reason: the push may be why.
 PACE_RATIO, PACE_HARM, PACE_STEPS = 1.2, 2.0, 50
+# A window that is full but for what its bound on rows takes from it at a higher rate is full.
+FULL_SHARE = 0.75
 _LONG_AGO_S = -1e11  # stands for "since ever" where a record cannot hold an infinity
 
 
@@ -60,8 +62,8 @@ class Terms:
     min_requests: int
 
 
-def side(window: Window, slo: Slo, start_s: float, end_s: float) -> Side:
-    """The requests that arrived and ended between two instants, those that hung up left out."""
+def side(window: Window, slo: Slo, wait_s: float, start_s: float, end_s: float) -> Side:
+    """The requests that arrived and ended between two instants, those that hung up left out. wait_s: overdue beyond."""
     rows = window.requests_since(start_s)
     rows = rows.select((rows.arrival_s <= end_s) & (rows.finish_s <= end_s))
     ended = window.requests.finish_s
@@ -74,7 +76,7 @@ def side(window: Window, slo: Slo, start_s: float, end_s: float) -> Side:
         prompt_tokens=kept.prompt_tokens,
         span_s=span_s,
         arrived=float(max(arrived, len(kept))),
-        overdue=overdue(waiting_at(window, end_s), rate_rps, ttft_bound_s(slo)),
+        overdue=overdue(waiting_at(window, end_s), rate_rps, wait_s),
     )
 
 
@@ -87,17 +89,19 @@ def known_before_s(trial: Trial, before: Window) -> float:
     return max(0.0, trial.began_s - from_s)
 
 
-def length_of(trial: Trial, before: Window, now_s: float, settle_s: float, verify_s: float) -> float:
-    """Length of both windows in seconds; 0: not yet."""
-    return max(0.0, min(now_s - trial.began_s - settle_s, known_before_s(trial, before), verify_s))
+def length_of(trial: Trial, before: Window, after: Window, settle_s: float, verify_s: float) -> float:
+    """Length of both windows in seconds; 0: not yet. Where requests of the time after the push were lost, the window
+    begins behind them: of those that arrived earlier the short ones are gone and the long ones are there."""
+    from_s = max(trial.began_s + settle_s, after.complete_from_s)
+    return max(0.0, min(after.now_s - from_s, known_before_s(trial, before), verify_s))
 
 
-def earlier(trial: Trial, before: Window, slo: Slo, length_s: float) -> Side:
+def earlier(trial: Trial, before: Window, slo: Slo, wait_s: float, length_s: float) -> Side:
     """Up to MOST_BEFORE windows of that length in a row, the last one up to the push, as one: each cuts off the same
     kind of request, and more of them make a steadier measure."""
     count = max(1, min(MOST_BEFORE, int(known_before_s(trial, before) / length_s + 1e-9)))
     ends_s = [trial.began_s - k * length_s for k in reversed(range(count))]
-    sides = [side(before, slo, end_s - length_s, end_s) for end_s in ends_s]
+    sides = [side(before, slo, wait_s, end_s - length_s, end_s) for end_s in ends_s]
     return Side(
         good=np.concatenate([one.good for one in sides]),
         prompt_tokens=np.concatenate([one.prompt_tokens for one in sides]),
@@ -140,15 +144,16 @@ def check(
 ) -> Checked:
     """The verdict on a trial so far. before: the rows as they stood at the push (or as far as they are still there)."""
     settle_s, min_requests = terms.settle_s, terms.harm_requests
-    length_s = length_of(trial, before, seen.now_s, settle_s, seen.verify_s)
+    length_s = length_of(trial, before, seen.window, settle_s, seen.verify_s)
     start_s = seen.now_s - length_s
     elapsed_s = seen.now_s - trial.began_s
     storm = storming(seen.window, max(trial.began_s, start_s))
     found: Matched | None = None
     requests = 0
     if length_s > 0.0 and not storm:
-        first = earlier(trial, before, seen.slo, length_s)
-        second = side(seen.window, seen.slo, start_s, seen.now_s)
+        wait_s = wait_bound_s(seen.slo, seen.verify_s)
+        first = earlier(trial, before, seen.slo, wait_s, length_s)
+        second = side(seen.window, seen.slo, wait_s, start_s, seen.now_s)
         # Whoever must have missed while waiting counts like one that ended badly.
         found, requests = compare(first, second, seed=trial.push_cycle), len(second) + int(second.overdue)
     ratio = pace_ratio(trial, before, seen, model, start_s, length_s)
@@ -164,7 +169,8 @@ def check(
         crossed=crossed(thresholds, seen.observed),
     )
     judgement = judge(comparison, min_requests)
-    full = elapsed_s >= settle_s + min(known_before_s(trial, before), seen.verify_s)
+    whole_s = min(known_before_s(trial, before), seen.verify_s)
+    full = elapsed_s >= settle_s + whole_s and length_s >= FULL_SHARE * whole_s
     if judgement.verdict is Verdict.BETTER and requests < terms.min_requests and not full:
         judgement = Judgement(Verdict.INCONCLUSIVE, VerdictReason.TOO_FEW_REQUESTS, judgement.prediction_held)
     passed = trial.stride and full and judgement.reason is VerdictReason.WITHIN_NOISE
