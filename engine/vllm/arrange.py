@@ -19,7 +19,7 @@ from policies.request import FCFS, Setting
 class Arranger:
     """One scheduler's arrangement. Everything for the engine's thread."""
 
-    def __init__(self, scheduler: Any, knobs: Knobs, recorder: Recorder) -> None:
+    def __init__(self, scheduler: Any, knobs: Knobs, recorder: Recorder, order: WaitingOrder) -> None:
         self._scheduler, self._knobs, self._recorder = scheduler, knobs, recorder
         self._length = length_of(scheduler.waiting)
         self._stands: tuple[Setting, int, int] | None = None  # setting, budget, joins under which nothing moved
@@ -32,7 +32,7 @@ class Arranger:
         self._joins = -1
         self._expected = -1  # requests that should run after this step
         self._disappointed = False
-        self.order = WaitingOrder()
+        self.order = order
 
     def before(self, setting: Setting, budget: int, now_s: float) -> None:
         """Budget and caps of this step and whatever else the setting asks for."""

@@ -1,7 +1,8 @@
 """The measuring half of bench ``vllm-hook``, in vLLM's environment: ``python -m engine.vllm.bench_inside DIR short``.
 
 One vLLM engine in this process on a small random model. Rounds of the same requests with and without the hook follow
-each other in pairs, so that a busy machine meets both; then one round with a clock around every part of the hook.
+each other in pairs, so that a busy machine meets both. Clocks stand outside and inside whatever the hook wraps: what
+lies between them is the hook's, and the clocks' own, which rounds without the hook tell.
 """
 
 import json
@@ -12,19 +13,23 @@ from time import perf_counter
 from typing import Any
 
 from engine.torch.make_model import Shape, random_llama, train_tokenizer
-from engine.vllm.hook import Hook
-from engine.vllm.plugin import register
+from engine.vllm import plugin
+from engine.vllm.hook import WRAPPED, Hook
 from policies import wire
 
 # Heads of 32, the least that vLLM takes on a CPU; steps of a few milliseconds, so that the share of the hook shows.
 SHAPE = Shape(layers=3, hidden=128, inner=256, heads=4, kv_heads=2, vocab_tokens=1024)
-CLIENTS, PAIRS, ROUNDS = {"short": 16, "full": 64}, {"short": 6, "full": 20}, {"short": 2, "full": 8}
+PAIRS, ROUNDS = {"short": 6, "full": 20}, {"short": 3, "full": 12}
+# Requests of a round: a few that run, as where vLLM's schedule() was first measured, and up to 32.
+LOADS = {"few": {"short": 2, "full": 2}, "many": {"short": 16, "full": 64}}
 
 
 def main(folder: Path, length: str) -> None:
     from vllm import LLM
 
-    register()
+    clocks = Clocks()
+    clocks.inside(plugin)
+    plugin.register()
     random_llama(SHAPE, SHAPE.vocab_tokens, 1, 4096).save_pretrained(folder / "model")
     train_tokenizer(SHAPE.vocab_tokens, 1, 4096).save_pretrained(folder / "model")
     llm = LLM(
@@ -33,25 +38,65 @@ def main(folder: Path, length: str) -> None:
     )  # fmt: skip
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     hook: Hook = scheduler.rooftune
-    work = requests(CLIENTS[length])
-    play(llm, work)
+    loads = {name: requests(counts[length]) for name, counts in LOADS.items()}
+    play(llm, loads["many"])
     ratios = []
     for pair in range(PAIRS[length]):
         took = {}
         for with_hook in (True, False) if pair % 2 else (False, True):
             scheduler.rooftune = hook if with_hook else None
-            took[with_hook] = play(llm, work)
+            took[with_hook] = play(llm, loads["many"])
         ratios.append(took[True] / took[False])
-    scheduler.rooftune = hook
-    parts = Parts(scheduler, hook)
-    for _ in range(ROUNDS[length]):
-        play(llm, work)
-    record_us, schedule_us = parts.take("record"), parts.take("schedule")
+    clocks.outside(scheduler)
+    found: dict[str, Any] = {"ratios": ratios}
+    for name, work in loads.items():
+        found[name] = measured(llm, hook, clocks, work, ROUNDS[length])
     push_policies(hook)
-    for _ in range(ROUNDS[length]):
+    clocks.decisions(type(hook))
+    for name, work in loads.items():
         play(llm, work)
-    found = {"record_us": record_us, "schedule_us": schedule_us, "policy_us": parts.take("before"), "ratios": ratios}
+        clocks.take()
+        for _ in range(ROUNDS[length]):
+            play(llm, work)
+        found[name]["policy"] = clocks.take()["before"]
     print(json.dumps(found), flush=True)
+
+
+def measured(llm: Any, hook: Hook, clocks: "Clocks", work: list[tuple[list[int], int]], rounds: int) -> dict[str, Any]:
+    """Microseconds of one load, a value a step, with the hook and (``clock``) without it; read: a value a round."""
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    found: dict[str, Any] = {"read": [], "clock": {}}
+    reader = Reader(hook)
+    reader.read()
+    for round_ in range(rounds):
+        for with_hook in (True, False) if round_ % 2 else (False, True):
+            scheduler.rooftune = hook if with_hook else None
+            play(llm, work)
+            for name, values in clocks.take().items():
+                (found if with_hook else found["clock"]).setdefault(name, []).extend(values)
+            if with_hook:
+                found["read"].append(reader.read())
+    scheduler.rooftune = hook
+    return found
+
+
+class Reader:
+    """Whoever reads all that there is to read."""
+
+    def __init__(self, hook: Hook) -> None:
+        self._hook = hook
+        self._steps = self._requests = -1
+
+    def read(self) -> float:
+        """Microseconds."""
+        desk, start_s = self._hook.desk, perf_counter()
+        self._hook.fold()
+        self._hook.recorder.close_all()
+        while (steps := desk.steps_after(self._steps)).step:
+            self._steps = steps.next
+        while (ended := desk.requests_after(self._requests)).sequence:
+            self._requests = ended.next
+        return 1e6 * (perf_counter() - start_s)
 
 
 def requests(count: int) -> list[tuple[list[int], int]]:
@@ -84,50 +129,78 @@ def push_policies(hook: Hook) -> None:
     assert isinstance(answer, wire.PushAnswer), answer
 
 
-class Parts:
-    """Microseconds per step: ``record`` (what is written down), ``before`` (decisions), ``schedule`` (vLLM's own)."""
+class Clocks:
+    """Microseconds per step: ``record`` (what the hook adds around vLLM's own), ``schedule`` (vLLM's own), ``deferred``
+    (records made of notes while the model computes), ``before`` (decisions, part of record)."""
 
-    def __init__(self, scheduler: Any, hook: Hook) -> None:
-        self._took: dict[str, list[float]] = {"record": [], "before": [], "schedule": []}
-        self._ours_us = self._record_us = 0.0
-        for name in ("before", "after", "updated", "arrived", "ended"):
-            self._clocked(hook, name)
-        inner, self._scheduler = scheduler.schedule, scheduler
+    def __init__(self) -> None:
+        self._inner_s = dict.fromkeys(WRAPPED, 0.0)
+        self._took: dict[str, list[float]] = {}
+        self._record_us = 0.0
+        self.take()
 
-        def schedule(*arguments: Any, **named: Any) -> Any:
-            self._ours_us = 0.0
-            start_s = perf_counter()
-            output = inner(*arguments, **named)
-            self._took["schedule"].append(1e6 * (perf_counter() - start_s) - self._ours_us)
-            return output
+    def inside(self, module: Any) -> None:
+        """Around vLLM's own methods; before the hook's subclass is made."""
+        hooked = module.hooked
 
-        scheduler.schedule = schedule
+        def timed(base: type, *arguments: Any) -> type:
+            own = type(base.__name__, (base,), {name: self._inner(name, getattr(base, name)) for name in WRAPPED})
+            return hooked(own, *arguments)  # type: ignore[no-any-return]
 
-    def _clocked(self, hook: Hook, name: str) -> None:
-        inner = getattr(hook, name)
+        module.hooked = timed
+
+    def _inner(self, name: str, method: Any) -> Any:
+        inner_s = self._inner_s
 
         def act(*arguments: Any) -> Any:
             start_s = perf_counter()
-            answer = inner(*arguments)
-            took_us = 1e6 * (perf_counter() - start_s)
-            self._ours_us += took_us
-            if name == "before":
-                self._took["before"].append(took_us)
-            else:
-                self._record_us += took_us
-            if name == "updated":  # the last part of a step
-                self._took["record"].append(self._record_us)
-                self._record_us = 0.0
+            answer = method(*arguments)
+            inner_s[name] = perf_counter() - start_s
             return answer
 
-        act.__name__ = name
-        setattr(hook, name, act)
+        return act
 
-    def take(self, name: str) -> list[float]:
-        """The values since the last call."""
-        found, self._took[name] = self._took[name], []
+    def outside(self, scheduler: Any) -> None:
+        """Around the hook's."""
+        for name in WRAPPED:
+            setattr(scheduler, name, self._outer(name, getattr(scheduler, name)))
+
+    def _outer(self, name: str, method: Any) -> Any:
+        def act(*arguments: Any) -> Any:
+            start_s = perf_counter()
+            answer = method(*arguments)
+            self._book(name, 1e6 * (perf_counter() - start_s), 1e6 * self._inner_s[name])
+            return answer
+
+        return act
+
+    def _book(self, name: str, outer_us: float, inner_us: float) -> None:
+        if name == "get_grammar_bitmask":
+            self._took["deferred"].append(outer_us - inner_us)
+            return
+        self._record_us += outer_us - inner_us
         if name == "schedule":
-            self._took["before"] = []
+            self._took["schedule"].append(inner_us)
+        elif name == "update_from_output":  # the last part of a step
+            self._took["record"].append(self._record_us)
+            self._record_us = 0.0
+
+    def decisions(self, kind: Any) -> None:
+        """Around what the hook does before vLLM plans."""
+        inner = kind.before
+
+        def before(*arguments: Any) -> Any:
+            start_s = perf_counter()
+            answer = inner(*arguments)
+            self._took["before"].append(1e6 * (perf_counter() - start_s))
+            return answer
+
+        kind.before = before
+
+    def take(self) -> dict[str, list[float]]:
+        """The values since the last call."""
+        found, self._took = self._took, {name: [] for name in ("record", "schedule", "deferred", "before")}
+        self._record_us = 0.0
         return found
 
 

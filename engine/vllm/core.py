@@ -22,6 +22,7 @@ def utility(core: Any, what: str, body: str) -> "list[int | str] | Future[list[i
     hook: Hook | None = getattr(core.scheduler, "rooftune", None)
     if hook is None:
         return [503, "the hook is not active in this engine, see its log"]
+    hook.fold()
     if what in CHANGES:
         try:
             status, text = change(hook.desk, wire.parse(CHANGES[what], body.encode()))

@@ -4,25 +4,27 @@ A step leaves one plain tuple; columns are made of them by the thread that answe
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from engine.interface import ChangeKind
 from engine.protocol import NO_MODEL, About, Ring, TuningDesk
 from policies import wire
 from policies.envelope import Envelope
 from policies.request import Setting
 from policies.step_time import StepModel
 
-# A planned step, as written: step, when (s), budget, prefill tokens, decodes, sequences, prefills, decode context,
-# prefill context, attention work, partial prefills, running, waiting, pool reading, preemptions, revision.
-Planned = tuple[int, float, int, int, int, int, int, int, int, float, int, int, int, float, int, int]
+# A planned step: when (s), budget and revision, sequences, decode tokens, decode context, running,
+# waiting, pool reading; of one that was not of decodes alone also prefill tokens, prefills, prefill context, attention
+# work, partial prefills, preemptions.
+Row = tuple[Any, ...]
 # The same when its tokens are there: start (s), end (s), what was planned.
-Written = tuple[float, float, Planned]
+Written = tuple[float, float, Row]
 
+_DECODES_ALONE: Row = (0, 0, 0, 0.0, 0, 0)
 _COLUMNS = (
-    "step", "", "budget_tokens", "prefill_tokens", "decode_tokens", "sequences", "prefills", "decode_context_tokens",
-    "prefill_context_tokens", "attention_work", "partial_prefills", "running", "waiting", "kv_used", "preemptions",
-    "revision",
+    "planned_s", "held", "sequences", "decode_tokens", "decode_context_tokens", "running", "waiting", "kv_used",
+    "prefill_tokens", "prefills", "prefill_context_tokens", "attention_work", "partial_prefills", "preemptions",
 )  # fmt: skip
 
 
@@ -35,8 +37,8 @@ class Force(NamedTuple):
 
 
 class RowDesk(TuningDesk):
-    """``TuningDesk`` for an engine whose every step is waited for. ``begin``, ``skip`` and ``keep`` are for the
-    engine's thread alone; used: 0..1 from a pool reading."""
+    """``TuningDesk`` for an engine whose every step is waited for. ``renew`` and ``keep`` are for the engine's
+    thread alone; used: 0..1 from a pool reading; stirred: called when somebody changed something."""
 
     def __init__(
         self,
@@ -48,10 +50,12 @@ class RowDesk(TuningDesk):
         gap_bounds_s: tuple[float, ...] = (),
         used: Callable[[float], float] = float,
         ring_rows: int = wire.MAX_ROWS,
+        stirred: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(about, envelope, boot, now_s, gap_bounds_s=gap_bounds_s, ring_rows=ring_rows)
-        self._used = used
+        self._used, self._stirred = used, stirred
         self._written: Ring[Written] = Ring(ring_rows)
+        self._landed = 0
         self._known = self._book
         self._leased = False
         self._began_s = -math.inf  # latest step under this lease; the book is told of it when it is asked next
@@ -60,8 +64,8 @@ class RowDesk(TuningDesk):
 
     # --- the engine's side ---
 
-    def begin(self, now_s: float) -> int:
-        """The number of the step that begins now; ``force`` is what it runs under. A lease that is over ends here."""
+    def renew(self, now_s: float) -> None:
+        """A step begins now: ``force`` is what it runs under. A lease that is over ends here."""
         if self._book is not self._known:
             self._look()
         if self._leased:
@@ -71,18 +75,14 @@ class RowDesk(TuningDesk):
                 with self._lock:
                     self._settle(now_s)
                 self._look()
-        step = self._next_step
-        self._next_step = step + 1
-        return step
 
-    def skip(self) -> None:
-        """The step that began computes nothing: its number goes to the next one."""
-        self._next_step -= 1
-
-    def keep(self, number: int, row: Written) -> None:
-        """A step's tokens are there."""
+    def keep(self, rows: Iterable[Written], in_flight: int) -> None:
+        """The tokens of some steps are there, the oldest first; in_flight: steps that were planned after them."""
         with self._lock:
-            self._written.append(number, row)
+            for row in rows:
+                self._written.append(self._landed, row)
+                self._landed += 1
+            self._next_step = self._landed + in_flight
 
     def _look(self) -> None:
         book = self._known = self._book
@@ -102,12 +102,21 @@ class RowDesk(TuningDesk):
 
     # --- the protocol's side ---
 
+    def _answer(self, kind: ChangeKind, actor: str, reason: str, before: int = -1) -> wire.PushAnswer:
+        self._stirred()
+        return super()._answer(kind, actor, reason, before)
+
     def steps_after(self, after: int) -> wire.StepColumns:
         rows, common = self._read(self._written, after)
-        columns: dict[str, Any] = dict(zip(_COLUMNS, zip(*(row[2] for row in rows), strict=True), strict=False))
-        if not rows:
-            columns = dict.fromkeys(_COLUMNS, ())
-        del columns[""]
+        whole = [row if len(row) == len(_COLUMNS) else row + _DECODES_ALONE for _, _, row in rows]
+        columns: dict[str, Any] = dict.fromkeys(_COLUMNS, ())
+        if rows:
+            columns = dict(zip(_COLUMNS, zip(*whole, strict=True), strict=True))
+        del columns["planned_s"]
+        held = columns.pop("held")
+        columns["budget_tokens"] = tuple(budget_tokens for budget_tokens, _ in held)
+        columns["revision"] = tuple(revision for _, revision in held)
+        columns["step"] = tuple(range(common["next"] - len(rows) + 1, common["next"] + 1))  # they have no holes
         columns["kv_used"] = tuple(map(self._used, columns["kv_used"]))
         columns["start_s"] = tuple(row[0] for row in rows)
         columns["duration_s"] = tuple(row[1] - row[0] for row in rows)

@@ -7,20 +7,22 @@ come in (``TuningDesk``), and whatever goes wrong all the same switches the hook
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from engine.protocol import About
 from engine.vllm.arrange import Arranger
 from engine.vllm.budgets import Budgets
 from engine.vllm.desk import RowDesk
 from engine.vllm.knobs import Knobs
+from engine.vllm.lists import WaitingOrder
 from engine.vllm.probe import length_of, missing, pool_of, probe
-from engine.vllm.records import Recorder
+from engine.vllm.records import ARRIVED, ENDED, FOLDED, PLANNED, UPDATED, Recorder
 from policies.packing import effective_budget
 from policies.request import FIXED_BUDGET, Boot
 
-T = TypeVar("T")
 LOG = logging.getLogger("vllm.rooftune")  # below vLLM's own, so that it stands in the server's log
+
+WRAPPED = ("schedule", "update_from_output", "get_grammar_bitmask", "add_request", "_free_request")
 
 # What the request records count gaps above: the targets people set.
 GAP_BOUNDS_S = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
@@ -29,44 +31,50 @@ GAP_BOUNDS_S = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.
 class Hook:
     """What is ours about one scheduler: desk, records, arrangement. now_s: seconds on the monotonic clock."""
 
+    __slots__ = (
+        "_boot", "_budgets", "_defers", "_moved", "_scheduler", "arranger", "booking", "desk", "held", "knobs",
+        "length", "note", "on", "pool", "recorder", "stirred",
+    )  # fmt: skip
+
     def __init__(self, scheduler: Any, version: str, now_s: Callable[[], float] = time.monotonic) -> None:
-        self.now_s = now_s
         self._scheduler = scheduler
         self.knobs = Knobs(scheduler)
         found = probe(scheduler, self.knobs, version)
         about = About("vllm", version, found.model, found.boot_envelope)
-        pool, used = pool_of(scheduler.kv_cache_manager)
-        self.desk = RowDesk(about, found.envelope, self.knobs.boot, now_s, gap_bounds_s=GAP_BOUNDS_S, used=used)
+        self.pool, used = pool_of(scheduler.kv_cache_manager)
+        self.stirred = self._moved = False  # nothing was pushed yet, and until then vLLM is left exactly as it is
+        self.desk = RowDesk(
+            about, found.envelope, self.knobs.boot, now_s, gap_bounds_s=GAP_BOUNDS_S, used=used, stirred=self._stir
+        )
         for note in found.notes:
             self.desk.note(note)
             LOG.warning("rooftune: %s", note)
-        self._length = length_of(scheduler.waiting)
-        self.recorder = Recorder(
-            scheduler, self.desk, GAP_BOUNDS_S, now_s, one_token=found.one_token, pool=pool, length=self._length
-        )
-        self.arranger = Arranger(scheduler, self.knobs, self.recorder)
-        # Straight there: a call less in every step.
-        self.updated, self.ended = self.recorder.updated, self.recorder.ended
+        self.length = length_of(scheduler.waiting)
+        order = WaitingOrder()
+        self.recorder = Recorder(scheduler, self.desk, GAP_BOUNDS_S, order.changed)
+        self.note = self.recorder.notes.append
+        self.booking = False  # requests that end now got their last token just now
+        self.arranger = Arranger(scheduler, self.knobs, self.recorder, order)
         self.on = True
-        self.moved = False  # something was ever pushed; until then vLLM is left exactly as it is
         self._boot = Boot(self.knobs.ceiling_tokens, 1, int(found.boot_envelope.chunking), 1, 0, 1)
         self._budgets = Budgets(self._boot)
-        self._revision = 0
+        self.held = (self.knobs.boot.step_tokens, self.desk.force.revision)  # budget and revision that steps run under
         self._defers = hasattr(scheduler, "deferred_waiting")
 
-    def before(self, now_s: float) -> tuple[int, int, int]:
-        """Arrange the step that is about to be planned; returns its number, its revision and its budget (tokens)."""
+    def _stir(self) -> None:
+        self.stirred = True
+
+    def before(self, now_s: float) -> None:
+        """Arrange the step that is about to be planned."""
         desk, recorder, scheduler = self.desk, self.recorder, self._scheduler
-        step = desk.begin(now_s)
+        desk.renew(now_s)
         setting, model, revision = desk.force
-        if revision != self._revision:
-            self._revision = revision
-            self.moved = True
+        if not self._moved:
+            if revision == self.held[1]:
+                return
+            self._moved = True
+        recorder.settle()
         budget = setting.step_tokens
-        if not self.moved:
-            return step, revision, budget
-        if recorder.decoders + len(recorder.partials) != len(scheduler.running):
-            recorder.recount(scheduler.running)
         if setting.budget_policy != FIXED_BUDGET:
             first = next(iter(recorder.partials.values()), None)
             budget = self._budgets.ask(
@@ -74,40 +82,29 @@ class Hook:
                 model,
                 recorder.decoders,
                 recorder.context,
-                len(recorder.partials) + self._length(scheduler.waiting),
+                len(recorder.partials) + self.length(scheduler.waiting),
                 0 if first is None else first.num_computed_tokens,
             )
         budget = effective_budget(budget, self._boot.ceiling_tokens, recorder.decoders)
+        self.held = (budget, revision)
         self.arranger.before(setting, budget, now_s)
-        return step, revision, budget
 
-    def after(self, output: Any, held: tuple[int, int, int], now_s: float, ran: int) -> None:
-        """Take back what was for one step, and write down what was planned."""
-        if self.moved:
+    def after(self) -> None:
+        """Take back what was for one step."""
+        if self._moved:
             self.arranger.after()
-        if output.total_num_scheduled_tokens == 0:
-            self.desk.skip()
-            return
-        gone = output.preempted_req_ids
-        if gone or (self._defers and self._scheduler.deferred_waiting):
-            self.arranger.order.changed()
-        self.recorder.planned(output, *held, now_s, ran, len(gone) if gone else 0)
+            if self._defers and self._scheduler.deferred_waiting:
+                self.arranger.order.changed()
 
-    def arrived(self, request: Any) -> None:
-        """vLLM took a request; one that only brings more input for a session is known already."""
-        if request.request_id in self._scheduler.requests and request.request_id not in self.recorder.tracks:
-            self.recorder.arrived(request, self.now_s())
-            self.arranger.order.changed()
+    def fold(self) -> None:
+        """Everything noted becomes records, before somebody reads them."""
+        if self.on:
+            try:
+                self.recorder.fold()
+            except Exception as error:  # noqa: BLE001  # nothing may raise into vLLM
+                self.fault("fold", error)
 
-    def safely(self, act: Callable[..., T], *arguments: Any) -> T | None:
-        """What ``act`` returns; None after a fault, and from then on the hook is off."""
-        try:
-            return act(*arguments)
-        except Exception as error:  # noqa: BLE001  # the one wide border: nothing may raise into vLLM
-            self._fault(act.__name__, error)
-            return None
-
-    def _fault(self, where: str, error: Exception) -> None:
+    def fault(self, where: str, error: Exception) -> None:
         """Off for good, boot values back, said in log and state."""
         self.on = False
         what = f"hook off after a fault in {where}: {type(error).__name__}: {error}"
@@ -120,8 +117,16 @@ class Hook:
             LOG.exception("rooftune: what was arranged for this step could not be taken back")
 
 
-def hooked(base: type, version: Callable[[], str], now_s: Callable[[], float] = time.monotonic) -> type:
-    """A subclass of the scheduler class that vLLM chose."""
+def hooked(base: Any, version: Callable[[], str], now_s: Callable[[], float] = time.monotonic) -> type:
+    """A subclass of the scheduler class that vLLM chose.
+
+    What is inherited is called as a plain function: ``super()`` is a microsecond after a forward pass.
+    """
+    lacks = missing(base, WRAPPED)
+    if lacks is not None:
+        LOG.warning("rooftune: %s; nothing is recorded and nothing can be moved", lacks)
+        return base  # type: ignore[no-any-return]
+    plan, book, mask, take, free = (getattr(base, name) for name in WRAPPED)
 
     class Rooftuned(base):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -139,32 +144,58 @@ def hooked(base: type, version: Callable[[], str], now_s: Callable[[], float] = 
         def schedule(self, *args: Any, **kwargs: Any) -> Any:
             hook = self.rooftune
             if hook is None or not hook.on:
-                return super().schedule(*args, **kwargs)
-            now_s, ran = hook.now_s(), len(self.running)
-            held = hook.safely(hook.before, now_s)
-            output = super().schedule(*args, **kwargs)
-            if held is not None:
-                hook.safely(hook.after, output, held, now_s, ran)
+                return plan(self, *args, **kwargs)
+            started_s = now_s()
+            if hook.stirred:
+                try:
+                    hook.before(started_s)
+                except Exception as error:  # noqa: BLE001  # the wide border: nothing may raise into vLLM
+                    hook.fault("before", error)
+            output = plan(self, *args, **kwargs)
+            try:
+                if hook.stirred:
+                    hook.after()
+                running, waiting = len(self.running), hook.length(self.waiting)
+                hook.note((PLANNED, started_s, hook.held, output, running, waiting, hook.pool.num_free_blocks))
+                recorder, gone = hook.recorder, output.preempted_req_ids
+                if gone or len(recorder.notes) > recorder.limit:
+                    recorder.catch_up(whole=bool(gone))
+            except Exception as error:  # noqa: BLE001  # as above
+                hook.fault("schedule", error)
             return output
 
         def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
             hook = self.rooftune
             if hook is None or not hook.on:
-                return super().update_from_output(scheduler_output, *args, **kwargs)
-            hook.recorder.booking = True
-            answers = super().update_from_output(scheduler_output, *args, **kwargs)
-            hook.safely(hook.updated, scheduler_output, answers)
+                return book(self, scheduler_output, *args, **kwargs)
+            hook.booking = True
+            answers = book(self, scheduler_output, *args, **kwargs)
+            hook.booking = False
+            hook.note((UPDATED, now_s(), scheduler_output, answers))
             return answers
 
+        def get_grammar_bitmask(self, *args: Any, **kwargs: Any) -> Any:
+            """vLLM asks for it when the model has been given its work: now is the time for ours."""
+            hook = self.rooftune
+            if hook is not None and hook.on and len(hook.recorder.notes) >= FOLDED:
+                try:
+                    hook.recorder.catch_up()
+                except Exception as error:  # noqa: BLE001  # as above
+                    hook.fault("fold", error)
+            return mask(self, *args, **kwargs)
+
         def add_request(self, request: Any) -> None:
-            super().add_request(request)
-            if self.rooftune is not None and self.rooftune.on:
-                self.rooftune.safely(self.rooftune.arrived, request)
+            take(self, request)
+            hook = self.rooftune
+            # One that only brings more input for a session is known already.
+            if hook is not None and hook.on and self.requests.get(request.request_id) is request:
+                hook.note((ARRIVED, request, now_s(), time.time()))
 
         def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.rooftune is not None and self.rooftune.on:
-                self.rooftune.safely(self.rooftune.ended, request)
-            return super()._free_request(request, *args, **kwargs)
+            hook = self.rooftune
+            if hook is not None and hook.on:
+                hook.note((ENDED, request, None if hook.booking else now_s()))
+            return free(self, request, *args, **kwargs)
 
     Rooftuned.__name__ = Rooftuned.__qualname__ = f"Rooftuned{base.__name__}"
     return Rooftuned

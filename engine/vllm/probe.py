@@ -2,7 +2,7 @@
 
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ TESTED = (0, 32)
 KNOWN = range(27, 33)  # minor versions of 0.x whose scheduler has been read
 # Without these there is nothing to hold on to; with them we record.
 NEEDED = (
-    "schedule", "update_from_output", "add_request", "_free_request", "running", "waiting", "requests",
+    "running", "waiting", "requests",
     "max_num_scheduled_tokens", "max_num_running_reqs", "kv_cache_manager", "scheduler_config",
 )  # fmt: skip
 
@@ -27,7 +27,7 @@ _ORDER = ("order_policy", "aging_s", "ttft_target_s", "prefill_s_per_token")
 class Probe:
     """envelope: what may be moved. boot_envelope, model: for the state. notes: a line for whatever is not as usual.
 
-    read_only: nothing moves. one_token: a decode computes one token a step.
+    read_only: nothing moves.
     """
 
     envelope: Envelope
@@ -35,12 +35,11 @@ class Probe:
     model: str
     notes: tuple[str, ...]
     read_only: bool
-    one_token: bool
 
 
-def missing(scheduler: Any) -> str | None:
-    """Why we cannot even record: a name that this scheduler lacks."""
-    lacks = [name for name in NEEDED if not hasattr(scheduler, name)]
+def missing(scheduler: Any, needed: Sequence[str] = NEEDED) -> str | None:
+    """Why we cannot even record: a name that this scheduler, or a class of schedulers, lacks."""
+    lacks = [name for name in needed if not hasattr(scheduler, name)]
     return f"this vLLM's scheduler has no {', '.join(lacks)}: an unknown version" if lacks else None
 
 
@@ -75,7 +74,6 @@ def probe(scheduler: Any, knobs: Knobs, version: str) -> Probe:
         model=_printable(str(getattr(config.model_config, "model", "unknown"))),
         notes=tuple(_printable(note) for note in notes),
         read_only=bool(unsure),
-        one_token=getattr(config, "speculative_config", None) is None,
     )
 
 
@@ -146,17 +144,28 @@ def _printable(text: str) -> str:
     return re.sub(r"[\x00-\x1f\x7f]", " ", text)[:200] or "unknown"
 
 
-def pool_of(manager: Any) -> tuple[Any, Callable[[float], float]]:
-    """What counts the free KV blocks (None: only ``manager.usage`` tells), and the share of the pool, 0..1, from it.
+class _Usage:
+    """A pool of which only the share in use is known."""
 
-    ``usage`` is three calls deep, which a step can spare.
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+
+    @property
+    def num_free_blocks(self) -> float:
+        return float(self._manager.usage)
+
+
+def pool_of(manager: Any) -> tuple[Any, Callable[[float], float]]:
+    """What counts the free KV blocks, and the share of the pool, 0..1, from its ``num_free_blocks``.
+
+    ``manager.usage`` is three calls deep, which a step can spare.
     """
     blocks = getattr(manager, "block_pool", None)
     queue: Any = getattr(blocks, "free_block_queue", None)
     total = int(getattr(blocks, "num_gpu_blocks", 0)) - 1  # one is vLLM's null block
     if total > 0 and hasattr(queue, "num_free_blocks") and manager.usage == 1.0 - queue.num_free_blocks / total:
         return queue, lambda free: 1.0 - free / total
-    return None, float
+    return _Usage(manager), float
 
 
 def length_of(waiting: Any) -> Callable[[Any], int]:

@@ -1,8 +1,9 @@
-"""Records of steps and requests, taken around vLLM's ``schedule`` and ``update_from_output``.
+"""Records of steps and requests, made of what the hook noted around vLLM's ``schedule`` and ``update_from_output``.
 
-What a step carries is kept as running sums: how many requests decode and how much context they have. A step in which
-all that runs decodes is written down from them alone; any other looks at its prefills; when the sums and the plan
-disagree (a preemption, a decode that got no token) it counts anew. Whatever can wait for a reader waits for one.
+After a model's forward pass the caches are cold, and whatever a step touches of ours is paid several times over. So a
+step only notes what there was, as one tuple each for its plan and its tokens; ``fold`` makes records of a few steps'
+notes at once: while the model computes, when a decision needs to know, or when somebody reads. What a note refers to
+(vLLM's output of a step and the answers made of it) does not change once it stands.
 """
 
 import time
@@ -12,51 +13,73 @@ from itertools import chain
 from threading import Lock
 from typing import Any
 
-from engine.vllm.desk import Planned, RowDesk
+from engine.vllm.desk import Row, RowDesk, Written
 from engine.vllm.tracks import TokenClock, Track
 
+# Kinds of notes, with what follows: a step (when, budget and revision, vLLM's output, running, waiting, pool reading),
+# its tokens (when, vLLM's output, answers), a request that came (it, when, wall clock) and one that ended (it, when;
+# None: with the tokens noted next).
+PLANNED, UPDATED, ARRIVED, ENDED = range(4)
+Note = tuple[Any, ...]
+
+FOLDED = 16  # notes that are worth folding: two of every step
+MOST_NOTES = 64  # beyond it a step does not wait for the model
+_AT_ONCE_NOTES = 32  # folded at most, unless somebody needs all
 # A frontend's wall clock that differs by more than this from ours has been moved; then arrival is now.
 _MOST_BEFORE_S = 600.0
-# Ended requests that may wait for a reader; beyond it each step makes the record of one.
+# Ended requests that may wait for a reader; beyond it each one that ends makes the record of one.
 _MOST_WAITING = 1024
 _AT_ONCE = 8  # records, some 50 us each
-_NOBODY: tuple[Track, ...] = ()
 
 
 class Recorder:
     """One scheduler's records. Called by the engine's thread alone, but for ``close_all``; times in seconds on the
-    monotonic clock."""
+    monotonic clock. ``tracks``, ``partials`` and the sums are as of the latest ``fold``; see ``settle``."""
 
     def __init__(
-        self,
-        scheduler: Any,
-        desk: RowDesk,
-        gap_bounds_s: Sequence[float],
-        now_s: Callable[[], float],
-        *,
-        one_token: bool,
-        pool: Any,
-        length: Callable[[Any], int],
+        self, scheduler: Any, desk: RowDesk, gap_bounds_s: Sequence[float], changed: Callable[[], None]
     ) -> None:
-        """one_token: a decode computes one token a step (no speculation), which the running sums rely on.
-        pool, length: see ``probe.pool_of`` and ``probe.length_of``."""
-        self._scheduler, self._desk, self._now_s = scheduler, desk, now_s
+        """changed: called when the waiting list did."""
+        self._scheduler, self._desk, self._changed = scheduler, desk, changed
         self._clock = TokenClock(gap_bounds_s)
-        self._one_token, self._pool, self._length = one_token, pool, length
-        self._flights: deque[Planned] = deque()
-        self._joined: dict[int, list[Track]] = {}  # step in flight -> prefills that end with it
-        self._arrivals = self._admissions = 0
+        self.notes: list[Note] = []
+        self.limit = MOST_NOTES  # notes beyond which the step that writes one folds; 0: nothing may wait
+        self._settled = 0  # of the notes, those that the sums hold
+        # From here on as of the latest fold.
+        self._flights: deque[tuple[Row, Sequence[Track]]] = deque()
+        self._arrivals = self._admissions = self._sessions = 0
+        self._away: set[str] = set()  # preempted
         self._ended_s = 0.0
         self._ending: list[tuple[Track, Any]] = []
         self._closing = Lock()
-        self.booking = False  # requests that end now got their last token just now
         self.tracks: dict[str, Track] = {}
         self.partials: dict[str, Any] = {}  # running requests part-way through their prompt, in admission order
         self.decoders = 0  # running requests due one token
         self.context = 0  # KV entries they hold
         self.joins = 0  # prefills that became decodes since the start
 
-    # --- around schedule() ---
+    # --- what a decision needs ---
+
+    def settle(self) -> None:
+        """``tracks``, ``partials`` and the sums as they are now. Steps in which all that runs decodes change one sum
+        and may wait."""
+        decoders, running = self.decoders, self._scheduler.running
+        for note in self.notes[self._settled :]:
+            kind = note[0]
+            if kind == PLANNED:
+                cached = note[3].scheduled_cached_reqs
+                # As many run as decoded before, and none of them is new or came back: they all went one token on.
+                if len(cached.num_computed_tokens) == note[4] == decoders and not cached.resumed_req_ids:
+                    self.context += decoders
+                    continue
+            elif kind == UPDATED:
+                continue
+            self.fold()
+            break
+        self._settled = len(self.notes)
+        if self.decoders + len(self.partials) != len(running):  # somebody who runs got nothing in the latest step
+            self.fold()
+            self.recount(running)
 
     def recount(self, running: Sequence[Any]) -> None:
         """The sums from scratch."""
@@ -70,169 +93,173 @@ class Recorder:
             else:
                 self.partials[request.request_id] = request
 
-    def planned(
-        self, output: Any, step: int, revision: int, budget: int, now_s: float, before: int, preempted: int
-    ) -> None:
-        """A step was planned. before: requests that ran until then; those behind them are new."""
-        scheduler, sent = self._scheduler, output.num_scheduled_tokens
-        count = running = len(scheduler.running)
-        pool = self._pool
-        used = scheduler.kv_cache_manager.usage if pool is None else pool.num_free_blocks
-        waiting = self._length(scheduler.waiting)
-        if len(sent) == count == before == self.decoders and not (preempted or self.partials) and self._one_token:
-            context = self.context
-            self.context = context + count
-            self._flights.append(
-                (step, now_s, budget, 0, count, count, 0, context, 0, 0.0, 0, running, waiting, used, 0, revision)
-            )
-            return
-        joined: list[Track] = []
-        if preempted or not self._one_token:
-            figures = self._count(sent, joined, now_s)
-        else:
-            figures = self._prefills(sent, joined, now_s, before)
-        tokens, decodes, prefills, context, prefix, work = figures
-        if joined:
-            self._joined[step] = joined
-        self._flights.append(
-            (
-                step, now_s, budget, tokens, decodes, len(sent), prefills, context, prefix, work, len(self.partials),
-                running, waiting, used, preempted, revision,
-            )
-        )  # fmt: skip
+    # --- notes become records ---
 
-    def _prefills(
-        self, sent: dict[str, int], joined: list[Track], now_s: float, before: int
-    ) -> tuple[int, int, int, int, int, float]:
-        """The figures of a step from its prefills and the sums."""
-        running, context = self._scheduler.running, self.context
-        admitted = running[before:] if len(running) > before else ()
-        prefills = tokens = prefix = 0
+    def fold(self, most: int | None = None) -> None:
+        """The oldest ``most`` notes, or all of them."""
+        notes = self.notes
+        rows: list[Written] = []
+        count = len(notes) if most is None else min(most, len(notes))
+        for note in notes[:count]:
+            kind = note[0]
+            if kind == PLANNED:
+                self._planned(note)
+            elif kind == UPDATED:
+                self._updated(note, rows)
+            elif kind == ARRIVED:
+                self._arrived(*note[1:])
+            else:
+                self._ended(*note[1:])
+        del notes[:count]
+        self._settled = 0
+        self._desk.keep(rows, len(self._flights))
+        self._clock.trim()
+        self.limit = 0 if self._away or self._sessions else MOST_NOTES
+
+    def catch_up(self, *, whole: bool = False) -> None:
+        """A portion, unless nothing may wait."""
+        self.fold(None if whole or self.limit == 0 else _AT_ONCE_NOTES)
+
+    def _planned(self, note: Note) -> None:
+        _, now_s, held, output, running, waiting, used = note
+        sent = output.num_scheduled_tokens
+        count = len(sent)
+        if count == 0:
+            return
+        cached = output.scheduled_cached_reqs
+        computed = cached.num_computed_tokens
+        joined: Sequence[Track] = ()
+        # Everybody has run before, and nobody reads a prompt.
+        if len(computed) == count and not (self.partials or output.preempted_req_ids or cached.resumed_req_ids):
+            tokens, context = output.total_num_scheduled_tokens, sum(computed)
+            self.decoders, self.context = count, context + tokens
+            row: Row = (now_s, held, count, tokens, context, running, waiting, used)
+        else:
+            figures, joined = self._prefills(now_s, output)
+            row = (now_s, held, count, *figures[:2], running, waiting, used, *figures[2:])
+        self._flights.append((row, joined))
+
+    def _prefills(self, now_s: float, output: Any) -> tuple[tuple[float, ...], list[Track]]:
+        """A step that reads prompts, or that took somebody's place away: decode tokens and context, then the figures
+        that other steps do not have; and the prefills that end with it."""
+        sent, cached = output.num_scheduled_tokens, output.scheduled_cached_reqs
+        gone: Sequence[str] = output.preempted_req_ids or ()
+        for request_id in gone:
+            self._preempted(request_id)
+        before = {data.req_id: data.num_computed_tokens for data in output.scheduled_new_reqs}
+        context = sum(cached.num_computed_tokens) + sum(before.values())
+        admitted = len(before) + len(cached.resumed_req_ids)
+        again = set()
+        for request_id in list(sent)[len(sent) - admitted :]:
+            if request_id in self._away:
+                again.add(request_id)
+            self._admit(request_id)
+        prefills = tokens = prefix = ends = 0
         work = 0.0
-        for request in admitted:
-            self._admit(request, sent, now_s)
-        for request in (*self.partials.values(), *admitted) if self.partials or admitted else ():
-            request_id = request.request_id
+        joined: list[Track] = []
+        for request_id, request in list(self.partials.items()):
             taken = sent.get(request_id)
             if taken is None:
                 continue
-            prefills += 1
-            end = request.num_computed_tokens
-            tokens += taken
-            prefix += end - taken
-            work += taken * (end - 0.5 * taken)
-            if request.is_prefill_chunk:
-                self.partials[request_id] = request
-                continue
-            self.partials.pop(request_id, None)
-            track = self.tracks[request_id]
-            track.decoding = True
-            self.decoders += 1
-            self.context += end
-            self.joins += 1
-            joined.append(track)
-        decodes = len(sent) - prefills
-        if decodes != self.decoders - len(joined):
-            return self._count(sent, joined, now_s)
-        self.context += decodes
-        return tokens, decodes, prefills, context, prefix, work
-
-    def _admit(self, request: Any, sent: dict[str, int], now_s: float) -> None:
-        track = self.tracks.get(request.request_id)
-        if track is None:  # it was there before us
-            track = self.arrived(request, now_s)
-        track.admitted = self._admissions
-        self._admissions += 1
-        if track.scheduled_s is None:
-            track.scheduled_s = now_s
-            track.cached = max(0, request.num_computed_tokens - sent.get(request.request_id, 0))
-
-    def _count(self, sent: dict[str, int], joined: list[Track], now_s: float) -> tuple[int, int, int, int, int, float]:
-        """The same figures from every request of the step; mends the sums."""
-        scheduler = self._scheduler
-        came = {track.request.request_id for track in joined}
-        running = {request.request_id for request in scheduler.running}
-        for request_id, track in self.tracks.items():
-            if track.decoding and request_id not in running:
-                track.decoding = False  # preempted: what it had is computed again
-        tokens = decodes = prefills = context = prefix = 0
-        work = 0.0
-        for request_id, taken in sent.items():
-            request = scheduler.requests[request_id]
-            known = self.tracks.get(request_id)
-            if known is None or known.admitted < 0:
-                self._admit(request, sent, now_s)
-            track = self.tracks[request_id]
-            end = request.num_computed_tokens
-            if track.decoding and request_id not in came:
-                decodes += taken
-                context += end - taken
-                continue
+            start, goal = before.get(request_id), request.num_prompt_tokens
+            if start is None:
+                at = cached.req_ids.index(request_id)
+                start = cached.num_computed_tokens[at]
+                goal += cached.num_output_tokens[at]
+            elif request_id in again:  # while one is away nothing waits, so this is what it has now
+                goal = request.num_tokens
+            end, track = start + taken, self.tracks[request_id]
+            if track.scheduled_s is None:
+                track.scheduled_s, track.cached = now_s, start
             prefills += 1
             tokens += taken
-            prefix += end - taken
+            prefix += start
             work += taken * (end - 0.5 * taken)
-            if not request.is_prefill_chunk and request_id not in came:
+            if end >= goal:
+                ends += end
                 track.decoding = True
-                self.joins += 1
                 joined.append(track)
-        self.recount(scheduler.running)
-        return tokens, decodes, prefills, context, prefix, work
+                del self.partials[request_id]
+        decodes = output.total_num_scheduled_tokens - tokens
+        self.joins += len(joined)
+        self.decoders = len(sent) - prefills + len(joined)
+        self.context = context - prefix + decodes + ends
+        return (
+            (decodes, context - prefix, tokens, prefills, prefix, work, len(self.partials), len(gone)),
+            joined,
+        )
 
-    # --- around update_from_output() ---
+    def _preempted(self, request_id: str) -> None:
+        """What it had is computed again, once it is admitted again."""
+        track = self.tracks.get(request_id)
+        if track is not None:
+            track.decoding = False
+            self.partials.pop(request_id, None)
+            self._away.add(request_id)
+        self._changed()
 
-    def updated(self, output: Any, answers: Any) -> None:
+    def _admit(self, request_id: str) -> None:
+        track = self.tracks.get(request_id)
+        if track is None:  # it was there before us
+            track = self._arrived(self._scheduler.requests[request_id], 0.0, 0.0)
+        track.admitted = self._admissions
+        track.decoding = False
+        self._admissions += 1
+        self._away.discard(request_id)
+        self.partials.pop(request_id, None)
+        self.partials[request_id] = track.request
+
+    def _updated(self, note: Note, rows: list[Written]) -> None:
         """The tokens of one step came; those of steps without tokens are not told apart from nothing."""
-        now_s = self._now_s()
-        self.booking = False
-        if self._flights and output.total_num_scheduled_tokens > 0:
-            planned = self._flights.popleft()
-            count = 0
+        _, now_s, output, answers = note
+        if output.num_scheduled_tokens:
+            row, joined = self._flights.popleft()
+            count, clock = 0, self._clock
             for answer in answers.values():
                 count += len(answer.outputs)
-            clock, ended_s = self._clock, self._ended_s
-            if self._joined or count != len(clock.streaming) or len(clock.ends_s) >= clock.trim_at:
-                self._tokens(now_s, self._joined.pop(planned[0], _NOBODY), answers, count)
-            else:
+            if count == len(clock.streaming) and not joined:
                 clock.ends_s.append(now_s)
-            self._ended_s = now_s
-            self._desk.keep(planned[0], (planned[1] if planned[1] > ended_s else ended_s, now_s, planned))
+            else:
+                parts = chain.from_iterable(answer.outputs for answer in answers.values())
+                got = {part.request_id for part in parts if part.new_token_ids}
+                clock.update(now_s, [one for one in joined if one.first < 0 and one.request is not None], got)
+            start_s, self._ended_s = self._ended_s, now_s
+            rows.append((row[0] if row[0] > start_s else start_s, now_s, row))
         if self._ending:
             for track, request in self._ending:
                 self._end(track, request, now_s)
             self._ending.clear()
 
-    def _tokens(self, now_s: float, joined: Sequence[Track], answers: Any, count: int) -> None:
-        first = [one for one in joined if one.first < 0 and one.request is not None]
-        parts = chain.from_iterable(answer.outputs for answer in answers.values())
-        self._clock.update(now_s, first, (part.request_id for part in parts if part.new_token_ids), count)
-
     # --- requests ---
 
-    def arrived(self, request: Any, now_s: float) -> Track:
+    def _arrived(self, request: Any, now_s: float, wall_s: float) -> Track:
         """A request is here; it counts from when the frontend had it (its wall clock is this machine's)."""
-        before_s = time.time() - request.arrival_time
+        before_s = wall_s - request.arrival_time
         arrival_s = now_s - before_s if 0.0 < before_s < _MOST_BEFORE_S else now_s
         track = self.tracks[request.request_id] = Track(request, self._arrivals, max(0.0, arrival_s))
         self._arrivals += 1
+        self._sessions += getattr(request, "resumable", False)  # its prompt grows as it goes: nothing may wait
+        self._changed()
         return track
 
-    def ended(self, request: Any) -> None:
-        """vLLM lets go of a request, while tokens are booked or at any other time."""
+    def _ended(self, request: Any, now_s: float | None) -> None:
+        """now_s: None when its last token came with the update noted next."""
         track = self.tracks.get(request.request_id)
         if track is None:
             return
         if self.partials.pop(request.request_id, None) is None and track.decoding:
             self.decoders -= 1
             self.context -= request.num_computed_tokens
-        if self.booking:
+        self._away.discard(request.request_id)
+        if now_s is None:
             self._ending.append((track, request))
         else:
-            self._end(track, request, self._now_s())
+            self._end(track, request, now_s)
 
     def _end(self, track: Track, request: Any, now_s: float) -> None:
         self.tracks.pop(request.request_id, None)
         self._clock.end(track, request, now_s)
+        self._sessions -= getattr(request, "resumable", False)
         if self._clock.closing > _MOST_WAITING:
             self._close(1)
 

@@ -7,7 +7,7 @@ are cut out of the list when it ends, and its gaps are made of them when somebod
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from itertools import pairwise
 from typing import Any
 
@@ -50,14 +50,11 @@ class TokenClock:
         self._closing: deque[_Ended] = deque()
         self._closed = 0
         self.ends_s: list[float] = []  # an update that passes nobody over and begins nothing is just one more instant
-        self.trim_at = _MOST_KEPT  # instants from which on ``update`` is to be called
+        self._trim_at = _MOST_KEPT
         self.streaming: dict[str, Track] = {}  # those with a first token, not ended
 
-    def update(self, now_s: float, first: Sequence[Track], outputs: Iterator[str], count: int) -> None:
-        """Tokens came for ``count`` requests, ``first`` (those for whom it may be the first) among them.
-
-        outputs: the ids of all of them; only read when somebody was passed over.
-        """
+    def update(self, now_s: float, first: Sequence[Track], got: Set[str]) -> None:
+        """Tokens came for ``got``, ids of requests, ``first`` (those for whom it may be the first) among them."""
         self.ends_s.append(now_s)
         latest = self._base + len(self.ends_s) - 1
         streaming = self.streaming
@@ -65,12 +62,10 @@ class TokenClock:
             if track.first < 0:
                 track.first, track.first_s = latest, now_s
                 streaming[track.request.request_id] = track
-        if count != len(streaming):
-            self._pass_over(set(outputs), latest)
-        if len(self.ends_s) > self.trim_at:
-            self._trim(latest)
+        if len(got) != len(streaming) or not got >= streaming.keys():
+            self._pass_over(got, latest)
 
-    def _pass_over(self, got: set[str], latest: int) -> None:
+    def _pass_over(self, got: Set[str], latest: int) -> None:
         for request_id, track in self.streaming.items():
             if request_id not in got:
                 if track.first == latest:
@@ -82,11 +77,15 @@ class TokenClock:
         for request_id in [name for name, track in self.streaming.items() if track.first == -2]:
             self.streaming.pop(request_id).first = -1
 
-    def _trim(self, latest: int) -> None:
+    def trim(self) -> None:
+        """Instants that no request needs any more go, once there are many."""
+        if len(self.ends_s) <= self._trim_at:
+            return
+        latest = self._base + len(self.ends_s) - 1
         oldest = min((track.first for track in self.streaming.values()), default=latest)
         del self.ends_s[: oldest - self._base]
         self._base = oldest
-        self.trim_at = max(_MOST_KEPT, 2 * len(self.ends_s))
+        self._trim_at = max(_MOST_KEPT, 2 * len(self.ends_s))
 
     def end(self, track: Track, request: Any, now_s: float) -> None:
         """Its last token came with the latest update that did not pass it over. What the record needs of vLLM's

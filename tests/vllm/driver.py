@@ -62,6 +62,7 @@ class Turned:
         self.engine = engine
         self.hook = self.scheduler.rooftune
         self.sums_wrong = 0
+        self.checks = False  # which also makes the hook look at its notes
 
     def add(self, index, fields):
         request = stock.make_request(index, fields, self.engine["block_size"])
@@ -73,8 +74,12 @@ class Turned:
         """One step of STEP_S; what was planned. With ``ahead`` the step before it ends while this one is planned."""
         scheduler = self.scheduler
         output = scheduler.schedule()
+        scheduler.get_grammar_bitmask(output)  # as vLLM does while its model computes
         planned = dict(output.num_scheduled_tokens)
-        self.check_sums()
+        if self.engine.get("at_once"):
+            self.hook.fold()
+        elif self.checks:
+            self.check_sums()
         self.in_flight.append((output, self.sampled(planned)))
         most = 1 if self.engine.get("ahead") and planned else 0
         while len(self.in_flight) > most:
@@ -97,6 +102,7 @@ class Turned:
     def check_sums(self):
         """The running sums of the records against a count of everything."""
         recorder = self.hook.recorder
+        recorder.settle()
         have = recorder.decoders, recorder.context, set(recorder.partials)
         recorder.recount(self.scheduler.running)
         self.sums_wrong += have != (recorder.decoders, recorder.context, set(recorder.partials))
@@ -106,6 +112,7 @@ def drive(run, model):
     """One random run: its plans, and what the hook wrote down."""
     turned = Turned(run["engine"], model)
     scheduler, desk = turned.scheduler, turned.hook.desk
+    turned.checks = not run["engine"].get("waits")
     changes = {change["step"]: change["push"] for change in run["changes"]}
     steps, added = [], 0
     arrivals = run["requests"]
@@ -122,6 +129,7 @@ def drive(run, model):
         planned = turned.step()
         steps.append([sorted([int(name), tokens] for name, tokens in planned.items()), sorted(scheduler.preempted_now)])
         scheduler.preempted_now, scheduler.finished_now = [], []
+    turned.hook.fold()
     turned.hook.recorder.close_all()
     return {
         "seed": run["seed"],
@@ -146,6 +154,7 @@ def answer(turned, command):
     """One command of ``DriverEndpoint``."""
     what, body = command["do"], command.get("with")
     hook = turned.hook
+    hook.fold()
     if what in CHANGES:
         return change(hook.desk, wire.parse(CHANGES[what], body.encode()))[1]
     if what in ("state", "steps", "requests"):

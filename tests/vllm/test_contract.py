@@ -77,7 +77,7 @@ def test_an_aborted_request_is_told_as_such(driver: Driver) -> None:
     assert sum(ttft_s is None for ttft_s in requests.ttft_s) == 1, "the last one still waited"
 
 
-@pytest.mark.parametrize("part", [("arranger", "before"), ("recorder", "planned"), ("desk", "keep")])
+@pytest.mark.parametrize("part", [("arranger", "before"), ("recorder", "_planned"), ("desk", "keep")])
 def test_a_fault_of_ours_switches_the_hook_off_and_vllm_goes_on(driver: Driver, part: tuple[str, str]) -> None:
     endpoint = DriverEndpoint(driver)
     start = endpoint.tuning_state()

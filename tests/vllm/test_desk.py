@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.protocol import About, TuningDesk
 from engine.vllm.desk import RowDesk
-from engine.vllm.records import Recorder
+from engine.vllm.records import ARRIVED, ENDED, Recorder
 from policies import wire
 from policies.envelope import Envelope, full_bounds
 from policies.request import Setting
@@ -60,13 +60,12 @@ def test_what_is_in_force_is_what_every_desk_would_have() -> None:
                 desk.revert(wire.RevertRequest(block=False))
         now_s = math.nan if chance.random() < 0.002 else clock.now_s
         held = desks[1].book.lease
-        ours, force = desks[0].begin(now_s), desks[1].begin_step(now_s)
-        assert (ours, *desks[0].force) == (force.step, force.setting, force.step_model, force.revision), turn
+        desks[0].renew(now_s)
+        force = desks[1].begin_step(now_s)
+        assert tuple(desks[0].force) == (force.setting, force.step_model, force.revision), turn
         ended += held is not None and desks[1].book.lease is None
         seen.add(force.setting.step_tokens)
-        if chance.random() < 0.1:
-            desks[0].skip()
-            desks[1].skip_step()
+        desks[0].keep((), desks[1].steps)
         if chance.random() < 0.02:
             left = [desk.lease_left_s() for desk in desks]
             assert left[0] == left[1], turn
@@ -78,9 +77,9 @@ def test_rows_come_as_they_were_written_and_a_pool_reading_becomes_a_share() -> 
     desk = row_desk(clock, used=lambda free: 1.0 - free / 200, ring_rows=4)
     assert desk.steps_after(-1).step == ()
     for step in range(6):
-        desk.keep(
-            step, (float(step), step + 0.25, (step, float(step), 512, 9, 2, 3, 1, 40, 5, 4.5, 1, 3, 7, 150, 0, 8))
-        )
+        more = (9, 1, 5, 4.5, 1, 0) if step != 3 else ()
+        desk.keep([(float(step), step + 0.25, (float(step), (512, 8), 3, 2, 40, 3, 7, 150, *more))], in_flight=2)
+        assert desk.steps == step + 3
     page = desk.steps_after(-1)
     assert page.lost == 2 and page.step == (2, 3, 4, 5) and page.start_s == (2.0, 3.0, 4.0, 5.0)
     assert set(page.duration_s) == {0.25} and set(page.kv_used) == {0.25}
@@ -88,19 +87,21 @@ def test_rows_come_as_they_were_written_and_a_pool_reading_becomes_a_share() -> 
              "prefill_context_tokens", "attention_work", "partial_prefills", "running", "waiting", "preemptions",
              "revision")  # fmt: skip
     assert [getattr(page, name)[0] for name in names] == [512, 9, 2, 3, 1, 40, 5, 4.5, 1, 3, 7, 0, 8]
+    assert [getattr(page, name)[1] for name in names] == [512, 0, 2, 3, 0, 40, 0, 0.0, 0, 3, 7, 0, 8], "decodes alone"
 
 
 def test_ended_requests_that_nobody_reads_do_not_pile_up() -> None:
     clock = Clock()
     desk = row_desk(clock)
-    recorder = Recorder(SimpleNamespace(), desk, (), clock, one_token=True, pool=None, length=len)
+    recorder = Recorder(SimpleNamespace(), desk, (), lambda: None)
     for number in range(3000):
         request = SimpleNamespace(
             request_id=str(number), num_prompt_tokens=number + 1, num_output_tokens=0, num_preemptions=0,
             status=SimpleNamespace(name="FINISHED_ABORTED"), sampling_params=None, arrival_time=0.0,
         )  # fmt: skip
-        recorder.arrived(request, clock())
-        recorder.ended(request)
+        recorder.notes += [(ARRIVED, request, clock(), 0.0), (ENDED, request, clock())]
+        recorder.catch_up()
+    assert not recorder.notes
     waiting = 3000 - len(desk.requests_after(-1).sequence) - len(desk.requests_after(999).sequence)
     assert 1000 <= waiting <= 1025, "the last thousand wait for a reader, in memory as little as their numbers"
     recorder.close_all()

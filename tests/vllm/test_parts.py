@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from engine.interface import FinishReason
 from engine.vllm.endpoint import TuningPlugin
+from engine.vllm.hook import hooked
 from engine.vllm.knobs import Knobs
 from engine.vllm.lists import WaitingOrder, decodes_first, hide, prefill_key, unhide
 from engine.vllm.probe import missing, probe
@@ -43,7 +44,7 @@ def scheduler(**more: Any) -> SimpleNamespace:
         "max_num_active_reqs": 32, "adaptive_long_prefill_threshold": False, "waiting": deque(), "running": [],
         "requests": {}, "kv_cache_manager": object(), "block_size": 16, "max_model_len": 4096,
         "kv_cache_config": SimpleNamespace(kv_cache_groups=[object()]),
-    } | dict.fromkeys(("schedule", "update_from_output", "add_request", "_free_request"))  # fmt: skip
+    }  # fmt: skip
     return SimpleNamespace(**{name: value for name, value in (made | more).items() if value is not absent})
 
 
@@ -57,7 +58,7 @@ def found(version: str = "0.32.0", **more: Any) -> Any:
 
 def test_a_known_vllm_moves_everything() -> None:
     result = found()
-    assert result.notes == () and not result.read_only and result.one_token and result.model == "m "
+    assert result.notes == () and not result.read_only and result.model == "m "
     assert {bound.mode for bound in result.envelope.bounds} == {Mode.LIVE} and len(result.envelope.by_name) == 17
     assert (result.boot_envelope.ceiling_tokens, result.boot_envelope.max_running) == (2048, 64)
     assert missing(scheduler()) is None
@@ -108,8 +109,11 @@ def test_without_chunks_the_budget_holds_a_whole_prompt() -> None:
     assert result.envelope.by_name["step_tokens"].minimum == 2000
 
 
-def test_a_scheduler_we_cannot_hold_on_to_is_named() -> None:
-    assert "_free_request" in str(missing(scheduler(_free_request=absent)))
+def test_a_scheduler_we_cannot_hold_on_to_is_named_and_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    assert "running" in str(missing(scheduler(running=absent)))
+    other = type("Other", (), {"schedule": None, "add_request": None})
+    assert hooked(other, str) is other
+    assert "update_from_output, get_grammar_bitmask, _free_request" in caplog.text
 
 
 def request(name: str, prompt: int = 10, computed: int = 0, output: int = 0) -> Any:
@@ -138,7 +142,7 @@ def test_gaps_cut_from_one_list_are_those_that_each_request_had() -> None:
             number += 1
         got = [name for name in tracks if tracks[name] in first or chance.random() < chance.choice([1.0, 1.0, 0.8])]
         if first or len(got) != len(clock.streaming):
-            clock.update(now_s, first, iter(got), len(got))
+            clock.update(now_s, first, set(got))
         else:
             clock.ends_s.append(now_s)
         for name in got:
@@ -162,7 +166,7 @@ def test_gaps_cut_from_one_list_are_those_that_each_request_had() -> None:
 def test_a_request_that_never_got_a_token_has_no_gaps() -> None:
     clock = TokenClock(())
     track = Track(request("a"), 0, 1.0)
-    clock.update(2.0, [], iter(()), 0)
+    clock.update(2.0, [], set())
     clock.end(track, track.request, 3.0)
     (record,) = clock.closed(9)
     assert (record.ttft_s, record.gap_count, record.longest_gap_s, record.finish_s) == (None, 0, None, 3.0)
@@ -171,11 +175,13 @@ def test_a_request_that_never_got_a_token_has_no_gaps() -> None:
 def test_instants_that_no_request_needs_are_dropped() -> None:
     clock, track = TokenClock((0.5,)), Track(request("a", output=4), 0, 0.0)
     for instant in range(70_000):
-        clock.update(float(instant), [], iter(()), 0)
+        clock.update(float(instant), [], set())
+        clock.trim()
     assert len(clock.ends_s) < 65_537
-    clock.update(70_000.0, [track], iter("a"), 1)
+    clock.update(70_000.0, [track], {"a"})
     for instant in range(70_001, 140_000):
-        clock.update(float(instant), [], iter("a"), 1)
+        clock.update(float(instant), [], {"a"})
+        clock.trim()
     clock.end(track, track.request, 140_000.0)
     (record,) = clock.closed(1)
     assert record.gap_count == 69_999 and record.longest_gap_s == 1.0 and record.gap_over == (69_999,)

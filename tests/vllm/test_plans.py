@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.vllm.endpoint import ROOT, environment
-from tests.vllm.hook_runs import Run, first_difference, make_runs, plans
+from tests.vllm.hook_runs import Run, first_difference, make_run, make_runs, plans
 
 pytestmark = pytest.mark.vllm
 RUNS = 150
@@ -54,6 +54,23 @@ def test_the_hook_plans_what_plan_step_plans(vllm_python: Path, orders: bool, sc
             first_difference(plans(run), record["steps"]) is None for run, record in zip(runs, records, strict=True)
         ]
         assert all(same for same, without in zip(equal, plain, strict=True) if without), "without prefixes, all of them"
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_records_made_of_many_notes_are_those_made_at_once(vllm_python: Path, ahead: bool) -> None:
+    """Nothing is pushed, so nothing asks for the sums: notes wait for their turn, preemptions and prefixes or not."""
+    wait, at_once = ([make_run(seed, orders=False, scarce=True) for seed in range(900, 900 + RUNS // 3)] for _ in "12")
+    for runs, how in ((wait, "waits"), (at_once, "at_once")):
+        for run in runs:
+            run["changes"] = []
+            run["engine"] |= {"ahead": ahead, how: True}
+    found = list(zip(ask(vllm_python, wait), ask(vllm_python, at_once), strict=True))
+    for ours, theirs in found:
+        for rows in ("step_rows", "request_rows"):
+            one, other = ({k: v for k, v in part[rows].items() if k not in ("boot_id",)} for part in (ours, theirs))
+            assert one == other, (ours["seed"], rows)
+    assert sum(sum(ours["step_rows"]["preemptions"]) for ours, _ in found) > 20
+    assert sum(len(ours["step_rows"]["step"]) for ours, _ in found) > 2000
 
 
 def check_records(run: Run, record: dict[str, Any]) -> None:
