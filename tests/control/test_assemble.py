@@ -172,3 +172,9 @@ def test_progress_lines_and_report_tell_the_same_story() -> None:
     assert f"| {push.number} | token budget 512 tokens | +12.0 |" in page and "better" in page
     assert f"### Cycle {push.number}" in page and f"### Cycle {kept.number}" in page
     assert report_of([], "test").count("\n") >= 2
+    # Its answer was lost on the way, or the controller was killed in that very instant: it was a push all the same.
+    unsaid = push.model_copy(update={"pushed": None, "in_force": records[0].in_force})
+    lost = [unsaid if record is push else record for record in records]
+    assert f"| {push.number} | token budget 512 tokens | +12.0 |" in report_of(lost, "test")
+    gone = [record for record in records if record is not push]
+    assert f"| {push.number} | no knob | +12.0 |" in report_of(gone, "test")

@@ -6,7 +6,7 @@ from pathlib import Path
 from policies.errors import InputError
 from policies.guard import Action
 from tuner.control.explain import explain, knee, knobs, points, share
-from tuner.control.outcome import CycleRecord
+from tuner.control.outcome import CycleRecord, Knobs
 from tuner.control.parts import Store
 
 NAME = "live.md"
@@ -79,14 +79,15 @@ def _kept(record: CycleRecord) -> bool:
 
 def _pushes(records: list[CycleRecord]) -> list[str]:
     verdicts = {r.verify.push_cycle: r.verify for r in records if r.verify is not None}
-    pushed = [r for r in records if r.pushed is not None]
+    pushed = _arrived(records)
     would = [r for r in records if r.would_push is not None]
     if not pushed:
         return [f"None; {len(would)} cycles would have pushed in live mode." if would else "None."]
     lines = ["| cycle | pushed | foretold | observed | verdict |", "|---|---|---|---|---|"]
-    for record in pushed:
-        verify = verdicts.get(record.number)
-        gain = record.proposal.gain if record.proposal is not None else None
+    by_number = {record.number: record for record in records}
+    for number, changes in pushed.items():
+        verify, record = verdicts.get(number), by_number.get(number)
+        gain = record.proposal.gain if record is not None and record.proposal is not None else None
         if verify is not None and verify.predicted_gain is not None:
             gain = verify.predicted_gain
         foretold = "" if gain is None else points(gain)
@@ -94,8 +95,22 @@ def _pushes(records: list[CycleRecord]) -> list[str]:
         if observed and verify is not None and verify.half_width is not None:
             observed += f" +/- {verify.half_width * 100:.1f}"
         verdict = "none" if verify is None else f"{verify.verdict} ({verify.reason})"
-        lines.append(f"| {record.number} | {knobs(record.pushed or {})} | {foretold} | {observed} | {verdict} |")
+        lines.append(f"| {number} | {knobs(changes)} | {foretold} | {observed} | {verdict} |")
     return [*lines, "", "Foretold and observed: percentage points of requests within the targets."]
+
+
+def _arrived(records: list[CycleRecord]) -> dict[int, Knobs]:
+    """What was pushed, by cycle; with those whose answer was lost, of which a later verdict says that they arrived."""
+    found = {record.number: record.pushed for record in records if record.pushed is not None}
+    by_number = {record.number: record for record in records}
+    for record in records:
+        number = record.verify.push_cycle if record.verify is not None else 0
+        if number < records[0].number or number in found:
+            continue
+        before = by_number[number].in_force if number in by_number else None
+        after = record.in_force or {}
+        found[number] = {} if before is None else {k: v for k, v in after.items() if before.get(k) != v}
+    return dict(sorted(found.items()))
 
 
 def _outcomes(records: list[CycleRecord]) -> list[str]:
