@@ -232,11 +232,12 @@ def test_the_same_bad_proposal_is_not_tried_twice(lied: Rig) -> None:
     assert not run.port.moving and CycleReason.NULL_RESULT in [record.reason for record in run.records]
 
 
-def test_a_proposal_is_acted_on_once() -> None:
+@pytest.mark.parametrize("looks", [0, 1])
+def test_a_proposal_is_acted_on_once(looks: int) -> None:
     """The push is taken back by somebody; without another answer of the search it is not made again."""
     run = rig(proposes(step_tokens=512), options=options(search_requests=20))
     run.run(6, until=pushed)
-    run.run(1)
+    run.run(looks)
     run.searcher.delay = 10**6
     run.engine.running.revert(wire.RevertRequest(actor="bob", reason="not now", block=False))
     run.run(5)

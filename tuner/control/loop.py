@@ -91,7 +91,10 @@ class Controller:
         with draft.stage(Stage.DECIDE):
             verdict = self._judge.decide(sight, found, draft)
         with draft.stage(Stage.PUSH):
-            return self._actor.act(sight, found, verdict, draft)
+            end = self._actor.act(sight, found, verdict, draft)
+            if end.action is Action.PUSH:
+                self._planner.acted()
+            return end
 
     def _failed(self, draft: Draft, reason: CycleReason, error: Exception) -> Verdict:
         """Nothing is made of such a cycle; what a person asked for is done all the same, if it can be."""

@@ -44,7 +44,7 @@ class Planner:
             self._desk.forget()
         self._boot_id = boot_id
         if sight.standing.trial is not None:
-            self._desk.standing = None  # it has been acted on
+            self.acted()  # in an earlier cycle, whose answer may have been lost
         learner = self._learner
         if not learner.enough or not learner.due:
             return
@@ -58,6 +58,10 @@ class Planner:
         except FitRefused as error:
             self._refused = one_line(f"{error.code.value}: {error}")
         draft.put(fit=learner.part())
+
+    def acted(self) -> None:
+        """The proposal was pushed: whatever ends that push, it takes another answer to push again."""
+        self._desk.standing = None
 
     def harvest(self, sight: Sighting, draft: Draft) -> None:
         """The child's answer, when it is there: how good the twin is, and what it proposes."""
