@@ -425,6 +425,19 @@ def test_operator_thresholds_win_over_statistics() -> None:
     assert run.setting == BOOT
 
 
+def test_a_kept_setting_that_crossed_a_threshold_is_not_brought_back_as_one_that_was_proven() -> None:
+    thresholds = RollbackThresholds(gap_p99_s=0.3)
+    run = rig(proposes(step_tokens=512, gain=0.12), options=options(thresholds=thresholds))
+    run.run(14, until=lambda record: record.verify is not None and record.verify.verdict == "better")
+    assert memory_of(run).tried[-1].verdict == "better"
+    run.engine.slow, run.searcher.delay = 4.0, 10**6
+    run.run(6, until=reverted)
+    assert run.records[-1].reason is Reason.OPERATOR_THRESHOLD and run.setting == BOOT
+    run.engine.slow = 1.0
+    run.run(12)
+    assert len(run.port.moving) == 1 and CycleReason.SEARCHING in [record.reason for record in run.records[-12:]]
+
+
 def test_a_threshold_that_the_engines_own_setting_crosses_does_not_stop_tuning() -> None:
     thresholds = RollbackThresholds(gap_p99_s=0.3)
     run = rig(proposes(step_tokens=512), options=options(thresholds=thresholds, search_requests=20))

@@ -168,6 +168,8 @@ class Actor:
         outcome = Outcome.INCONCLUSIVE if verdict.reason is Reason.INCONCLUSIVE_TOO_LONG else Outcome.WORSE
         if trial is not None:
             self._book.sentence(trial, sight.checked, outcome)
+        elif sight.standing.kept is not None and verdict.reason is Reason.OPERATOR_THRESHOLD:
+            self._book.condemn(sight.standing.kept)
         if target == seen.boot:
             sent = send(self._port, wire.RevertRequest(actor=self._name, reason=why, block=False))
         else:

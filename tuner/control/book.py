@@ -79,6 +79,15 @@ class Book:
         if verdict is Verdict.BETTER or (trial.stride and checked is not None and checked.passed):
             self.change(kept=Kept(boot_id=trial.boot_id, setting=trial.after, push_cycle=trial.push_cycle))
 
+    def condemn(self, kept: Kept) -> None:
+        """A setting that was found better crossed an operator's threshold since: it is proven no more."""
+        worse = {"verdict": Verdict.WORSE.value}
+        self.change(
+            tried=tuple(
+                one.model_copy(update=worse) if one.setting == kept.setting else one for one in self.memory.tried
+            )
+        )
+
     def moved(self, boot_id: str, at_s: float) -> None:
         """The setting changed by our doing, on the engine's clock."""
         self.change(moved=Moved(boot_id=boot_id, at_s=at_s))
