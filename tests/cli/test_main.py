@@ -1,6 +1,7 @@
 """The frame of the command: exit codes, one line per error, lazy commands."""
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from policies.commands import COMMAND_GROUP, Command
 from policies.errors import InfeasibleError, InputError, UnreachableError
 from tuner.cli.main import EXIT_DEFECT, EXIT_INTERRUPTED, main
 from tuner.cli.registry import missing_extra
+from tuner.report.build import traffic_part
+from tuner.sim.traces import load_traffic
 
 ERRORS: dict[str, BaseException | int] = {
     "done": 0,
@@ -205,3 +208,47 @@ def test_sigterm_leaves_as_little_behind_as_ctrl_c(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, timeout=60)
     assert ended.returncode == 143 and ended.stderr == "rooftune: terminated\n"
     assert not (tmp_path / "out").exists()
+
+
+CALL = "import sys; from tuner.cli.main import main; sys.argv[1:] = {words!r}; sys.exit(main())"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(("words", "code"), [(["--help"], 0), (["--loud"], 2), (["bench", "--list"], 0)])
+def test_closed_streams_lead_nowhere(words: list[str], code: int, closed: str) -> None:
+    command = f'"$0" -c "$1" {closed}'
+    program = [sys.executable, CALL.format(words=words)]
+    done = subprocess.run(["bash", "-c", command, *program], capture_output=True, text=True, check=False)
+    assert (done.returncode, "rooftune: defect" in done.stdout + done.stderr) == (code, False)
+    assert bool(done.stdout) == (code == 0 and closed == "2>&-")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_an_error_that_nobody_can_read_keeps_its_code() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", CALL.format(words=["--loud"])], stderr=full, check=False)
+    assert done.returncode == 2
+
+
+def test_what_an_encoding_lacks_is_an_escape_that_json_reads_too() -> None:
+    program = "from tuner.cli import main as m; import sys\n" + (
+        "m._dispatch = lambda words, points: print('\"\\u2192\\xb1\\U0001f600\"') or 0; sys.exit(m.main())"
+    )
+    plain = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=plain, check=True)
+    assert json.loads(done.stdout) == "\u2192\xb1\U0001f600" and done.stderr == b""
+
+
+def test_a_negative_value_is_refused_by_its_own_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--rate", "3", "--span", "-1s", "--out", "unused.csv"]) == 2
+    assert "--span is '-1s', must be above 0" in capsys.readouterr().err
+
+
+def test_made_traffic_is_summed_up_as_a_report_on_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mix.csv"
+    words = ["--rate", "3", "--span", "60s", "--long", "1/30:60000-100000", "--seed", "2", "--json"]
+    assert main(["generate", *words, "--out", str(path)]) == 0
+    said = json.loads(capsys.readouterr().out)
+    part = traffic_part(load_traffic(path), ())
+    for name in ("prompt_p50_tokens", "prompt_p99_tokens", "output_p50_tokens", "output_p99_tokens"):
+        assert said[name] == getattr(part, name), name

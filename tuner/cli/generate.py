@@ -113,8 +113,9 @@ def _classes(args: argparse.Namespace) -> tuple[RequestClass, ...]:
 
 
 def _print_summary(traffic: Traffic, span_s: float, as_json: bool) -> None:
-    prompt = [int(v) for v in np.quantile(traffic.prompt_tokens, [0.5, 0.99], method="lower")]
-    output = [int(v) for v in np.quantile(traffic.output_tokens, [0.5, 0.99], method="lower")]
+    # As reports do, so that the same file has the same figures there.
+    prompt = [int(v) for v in np.quantile(traffic.prompt_tokens, [0.5, 0.99], method="inverted_cdf")]
+    output = [int(v) for v in np.quantile(traffic.output_tokens, [0.5, 0.99], method="inverted_cdf")]
     summary = {
         "file": traffic.name,
         "requests": len(traffic),

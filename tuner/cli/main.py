@@ -5,12 +5,16 @@ Exit codes: 0 done, 1 refused or infeasible, 2 usage or input, 3 unreachable, 70
 """
 
 import argparse
+import codecs
 import errno
+import io
 import os
+import re
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import EntryPoint, version
 from types import FrameType
 from typing import NoReturn
@@ -35,6 +39,7 @@ def main(argv: Sequence[str] | None = None, points: dict[str, EntryPoint] | None
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:  # the process is ours: a polite end leaves as little behind as Ctrl-C does
         signal.signal(signal.SIGTERM, _terminate)
+        _mend_streams()
     try:
         code = _dispatch(words, registered(COMMAND_GROUP) if points is None else points)
         sys.stdout.flush()  # now, so that a full disk is an answer and not a line from the interpreter's end
@@ -86,6 +91,11 @@ def _dispatch(words: list[str], points: dict[str, EntryPoint]) -> int:
 class _Parser(argparse.ArgumentParser):
     """argparse whose complaint is one line as well, without the usage text before it."""
 
+    def __init__(self, *, prog: str, description: str) -> None:
+        super().__init__(prog=prog, description=description)
+        # "-1s" is a value that its reader refuses with its bound; argparse would take it for an unknown flag.
+        self._negative_number_matcher = re.compile(r"-\.?[0-9]")
+
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}; {self.prog} --help shows what it takes")
 
@@ -119,7 +129,8 @@ def _fail(message: str, code: int) -> int:
     """One line on standard error, after the trace if it was asked for."""
     if os.environ.get(_TRACE, "") not in ("", "0"):
         traceback.print_exc()
-    print(f"rooftune: {' '.join(message.split())}", file=sys.stderr)
+    with suppress(OSError):  # nobody reads it any more, or its disk is full: the code still says it
+        print(f"rooftune: {' '.join(message.split())}", file=sys.stderr, flush=True)
     return code
 
 
@@ -130,6 +141,28 @@ def _fail_unexpected(error: Exception) -> int:
         return _fail(f"{error.filename or 'output'}: {error.strerror}; free some space", UnreachableError.exit_code)
     where = f"set {_TRACE}=1 to see where, and please report it"
     return _fail(f"defect: {type(error).__name__}: {error}; {where}", EXIT_DEFECT)
+
+
+def _mend_streams() -> None:
+    """Closed streams lead nowhere, and what an encoding lacks is written as an escape that JSON reads as well."""
+    spare = os.open(os.devnull, os.O_RDWR)
+    while spare <= 2:  # a file of ours must not get the number of a closed stream, and its output with it
+        spare = os.open(os.devnull, os.O_RDWR)
+    os.close(spare)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)
+    codecs.register_error("rooftune", _escaped)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="rooftune")
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{a:02x}{b:02x}" for a, b in zip(units[::2], units[1::2], strict=True)), error.end
 
 
 def _drop_output() -> None:
