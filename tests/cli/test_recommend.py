@@ -152,6 +152,8 @@ def test_bad_traffic_is_one_line(kind: str, tmp_path: Path, capsys: pytest.Captu
         ((*TARGETS, "--engine", "tgi"), "vllm, rooftune"),
         ((*TARGETS, "--storage", "trials.db"), "sqlite:///trials.db"),
         ((*TARGETS, "--storage", "nosuchdb://here/x"), "no kind that is known"),
+        ((*TARGETS, "--storage", "postgresql://me@[::1/x"), "not a database URL"),
+        ((*TARGETS, "--storage", "sqlite:///trials.db?timeout=x"), "driver does not take"),
     ],
 )
 def test_bad_flag_is_one_line(
@@ -219,6 +221,15 @@ def test_storage_that_does_not_answer_is_3(mix: Path, tmp_path: Path, capsys: py
     assert rooftune(*_words(mix, *TARGETS, "--storage", f"sqlite:///{tmp_path}/no/trials.db", "--quiet")) == 3
     said = capsys.readouterr()
     assert said.out == "" and "does not answer" in said.err and said.err.count("\n") == 1
+
+
+def test_a_file_that_is_no_database_is_told_before_the_search_and_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("not a database, and longer than the header of one would be" * 3)
+    before = path.read_bytes()
+    with pytest.raises(UnreachableError, match="not a database"):
+        check_storage(f"sqlite:///{path}")
+    assert path.read_bytes() == before
 
 
 def test_a_password_is_never_shown() -> None:

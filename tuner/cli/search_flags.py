@@ -1,6 +1,7 @@
 """Flags of a search: how long, from which seed, over whose knobs, and where its trials are kept."""
 
 import argparse
+import os
 from dataclasses import dataclass
 
 import sqlalchemy
@@ -65,20 +66,30 @@ def check_storage(url: str) -> None:
     """Reach the database once, so that a typo is not found out after the baselines. A password is never shown."""
     try:
         parsed = sqlalchemy.make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # a port that is no number is a ValueError
         raise InputError(f"--storage is not a database URL; write {_EXAMPLES}") from None
     shown = parsed.render_as_string(hide_password=True)
     try:
         engine = sqlalchemy.create_engine(parsed)
     except ModuleNotFoundError as error:
         raise InputError(f"--storage {shown} needs the driver {error.name!r}; pip install it") from None
+    except (TypeError, ValueError) as error:
+        raise _wrong_option(shown, error) from None
     except SQLAlchemyError:
         raise InputError(f"--storage {shown} is of no kind that is known; write {_EXAMPLES}") from None
     try:
-        with engine.connect():
-            pass
+        with engine.connect() as connection:
+            if parsed.get_backend_name() == "sqlite" and os.path.exists(parsed.database or ""):
+                connection.exec_driver_sql("pragma schema_version")  # SQLite opens any file; only reading it tells
+    except (TypeError, ValueError) as error:
+        raise _wrong_option(shown, error) from None
     except SQLAlchemyError as error:
         reason = " ".join(str(getattr(error, "orig", None) or type(error).__name__).split())
         raise UnreachableError(f"--storage {shown} does not answer: {reason}; check address and rights") from None
     finally:
         engine.dispose()
+
+
+def _wrong_option(shown: str, error: Exception) -> InputError:
+    """What stands behind the ? of an address goes to the driver, and what that does not take is a plain error of it."""
+    return InputError(f"--storage {shown} has an option that its driver does not take: {error}; correct or drop it")
