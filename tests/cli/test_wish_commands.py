@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from policies import wire
+from policies.errors import UnreachableError
 from tests.cli.controller import rooftune
 from tests.control.cycle_records import push
 from tests.ports.samples import TAKEN, refusal
 from tests.ports.scripted import Script, Scripted, answer, message, scripted
+from tuner.cli import face_client
 from tuner.clock import SystemClock
 from tuner.config import TokenFile
 from tuner.control import wishes
@@ -224,3 +226,9 @@ def test_something_that_is_no_controller(capsys: pytest.CaptureFixture[str]) -> 
     with scripted(answer(200, b"<html>")) as server:
         assert rooftune("status", "--face", server.url) == 3
     assert "is no controller's" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", [b'{"data": "x"}', b'{"asked": "resume"}', b"[" * 200_000])
+def test_somebody_else_who_answers_200_has_not_paused_anything(text: bytes) -> None:
+    with pytest.raises(UnreachableError):
+        face_client._parsed("http://127.0.0.1:9", "/pause", 200, text, asked=True)

@@ -34,13 +34,13 @@ def ask(face: str, path: str, token_file: str | None = None, body: dict[str, str
     except (URLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise UnreachableError(f"controller at {face} does not answer: {reason}; is --face right?") from None
-    return _parsed(face, path, status, text)
+    return _parsed(face, path, status, text, asked=body is not None)
 
 
-def _parsed(face: str, path: str, status: int, text: bytes) -> dict[str, Any]:
+def _parsed(face: str, path: str, status: int, text: bytes, *, asked: bool) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise UnreachableError(
@@ -49,4 +49,6 @@ def _parsed(face: str, path: str, status: int, text: bytes) -> dict[str, Any]:
     if status >= 400:
         said = " ".join(str(found.get("error", "no reason given")).split())[:300]
         raise RefusedError(f"controller at {face} answers {status}: {said}")
+    if asked and found.get("asked") != path.removeprefix("/"):
+        raise UnreachableError(f"{face}{path} does not say that it took the wish; is --face a controller's?")
     return found
