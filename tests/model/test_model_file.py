@@ -60,6 +60,11 @@ def test_names_are_loaded_and_an_unknown_name_lists_them() -> None:
         ({"intervals": [1]}, "intervals"),
         ({"errors": {"held_out_mape": "x"}}, "held_out_mape"),
         ({"errors": [1]}, "errors"),
+        ({"errors": {"held_out_mape": math.nan}}, "held_out_mape"),
+        ({"errors": {"held_out_mape": 10**400}}, "held_out_mape"),
+        ({"model": {**MODEL._asdict(), "floor_s": 10**400}}, "floor_s"),
+        ({"source": {"a": 1}}, "source"),
+        ({"source": "x" * 2001}, "source is 2001 characters"),
         ({"codes": 3}, "codes"),
     ],
 )
@@ -154,3 +159,11 @@ def test_tables_that_lack_a_part_are_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(document))
     with pytest.raises(InputError, match="kv_prefill_s"):
         load_step_model(str(path))
+
+
+def test_a_number_of_thousands_of_digits_and_a_name_too_long_for_a_file_are_one_line(tmp_path: Path) -> None:
+    path, _ = written(tmp_path)
+    path.write_text(path.read_text().replace('"version": 2', '"version": ' + "9" * 5000))
+    for name in (str(path), "x" * 300):
+        with pytest.raises(InputError):
+            load_step_model(name)

@@ -153,3 +153,10 @@ def test_held_out_steps_are_whole_blocks_and_disjoint() -> None:
 
 def test_no_steps_are_a_value_too() -> None:
     assert len(join([])) == 0 and isinstance(join([]), StepSamples)
+
+
+def test_a_number_of_thousands_of_digits_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_text('{"duration_s": ' + "9" * 5000 + "}\n")
+    with pytest.raises(InputError, match="line 1 is not JSON"):
+        read_steps(path)

@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 from pathlib import Path
+from textwrap import shorten
 
 from policies.commands import Command
 from policies.errors import InputError
@@ -72,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     steps, fit, warmth = _fitted(everything, prior, keep, seed, arguments.first_seen)
     errors = _errors(steps, fit, prior, keep, seed)
     if arguments.out:
-        source = f"{len(steps)} steps of {', '.join(Path(path).name for path in arguments.steps)}"
+        source = shorten(f"{len(steps)} steps of {', '.join(Path(path).name for path in arguments.steps)}", 500)
         codes = tuple(code.value for code in fit.codes)
         write_model_file(Path(arguments.out), ModelFile(fit.model, source, fit.bounds(), codes, errors))
     _plot(arguments, steps, fit)

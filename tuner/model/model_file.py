@@ -8,6 +8,7 @@ so that a typo or a file of a later version never half-loads.
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ SCHEMA = "rooftune.step-model"
 VERSION = 2
 READABLE = (1, 2)
 MAX_FILE_BYTES = 8_000_000
+MAX_SOURCE_CHARACTERS = 2000  # as in a report
 # A second per token, per sequence or per step is far beyond any engine; larger values are a wrong unit.
 MAX_COEFFICIENT_S = 1000.0
 
@@ -65,7 +67,7 @@ def load_step_model(name_or_path: str) -> StepModel | StepCost:
     """
     if name_or_path in NAMED_MODELS:
         return NAMED_MODELS[name_or_path]
-    if not Path(name_or_path).is_file():
+    if not os.path.isfile(name_or_path):  # false, too, for a name that is too long for a file
         names = ", ".join(sorted(NAMED_MODELS))
         raise InputError(
             f"step model {name_or_path!r} is neither a file nor one of the names {names}; "
@@ -82,7 +84,7 @@ def read_model_file(path: Path) -> ModelFile:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise bad_value(f"{what}: bytes", path.stat().st_size, f"at most {MAX_FILE_BYTES}", "give a model.json")
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no text, no JSON, a number without end
         why = getattr(error, "strerror", None) or error
         raise InputError(f"{what} cannot be read: {why}; give a file written by `rooftune fit --out`") from error
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
@@ -98,7 +100,7 @@ def read_model_file(path: Path) -> ModelFile:
     model = check_step_model(_parse_model(raw.get("model"), what), what)
     return ModelFile(
         model=model,
-        source=str(raw.get("source", "")),
+        source=_parse_source(raw.get("source", ""), what),
         intervals=_parse_intervals(raw.get("intervals", {}), what),
         codes=_parse_codes(raw.get("codes", []), what),
         errors=_parse_errors(raw.get("errors", {}), what),
@@ -134,7 +136,24 @@ def _finite_or_null(value: float) -> float | None:
 def _number(value: object, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise bad_value(what, value, "a number", "fit the model again")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise bad_value(what, "above 1e308", "a number", "fit the model again") from None
+
+
+def _finite(value: object, what: str) -> float:
+    number = _number(value, what)
+    if not math.isfinite(number):
+        raise bad_value(what, number, "finite", "fit the model again")
+    return number
+
+
+def _parse_source(raw: object, what: str) -> str:
+    if not isinstance(raw, str) or len(raw) > MAX_SOURCE_CHARACTERS:
+        found = f"{len(raw)} characters" if isinstance(raw, str) else type(raw).__name__
+        raise InputError(f"{what}: source is {found}, must be text of at most {MAX_SOURCE_CHARACTERS}; shorten it")
+    return raw
 
 
 def _parse_model(raw: object, what: str) -> StepModel:
@@ -152,7 +171,7 @@ def _parse_codes(raw: object, what: str) -> tuple[str, ...]:
 def _parse_errors(raw: object, what: str) -> dict[str, float]:
     if not isinstance(raw, dict):
         raise bad_value(f"{what}: errors", raw, "an object of numbers", "fit the model again")
-    return {str(name): _number(value, f"{what}: errors.{name}") for name, value in raw.items()}
+    return {str(name): _finite(value, f"{what}: errors.{name}") for name, value in raw.items()}
 
 
 def _parse_intervals(raw: object, what: str) -> dict[str, tuple[float, float]]:

@@ -117,7 +117,7 @@ def _json_rows(text: str, where: str) -> list[list[float]]:
             continue
         try:
             item = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
             raise InputError(f"{where} line {number} is not JSON: {error}; write one object a line") from error
         if isinstance(item, dict) and "format" in item and not rows:
             if item != {"format": FORMAT, "version": VERSION}:
