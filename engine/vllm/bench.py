@@ -29,8 +29,9 @@ def bench(short: bool) -> Iterator[Figure]:
 
     clock: what the clocks find where the hook only passes by. record: what the hook adds to schedule(), to
     update_from_output() and to requests that come and go, with the median clock taken off. policy: a budget and an
-    order policy with requests waiting. fold: records made of some steps' notes while the model computes, each time;
-    deferred: the same, a step. read: what a reader makes of it, in his own thread, a step. work: all of it.
+    order policy, with requests waiting where more come than may run. fold: records made of some steps' notes while the
+    model computes, each time; deferred: the same, a step. read: what a reader makes of it, in his own thread, a step.
+    work: all of it.
     end_to_end_ratio: time with the hook over time without, the median of pairs in one server process; low and high:
     the interval of 95 % for it."""
     found = measure(short)
@@ -51,7 +52,7 @@ def _of_load(load: str, found: dict[str, Any]) -> Iterator[Figure]:
     folds = [value for value in found["deferred"] if value > 4 * passing]
     deferred = (median(folds) * len(folds) if folds else 0.0) / len(record)
     looked = max(0.0, median(found["deferred"]) - passing)
-    read = sum(found["read"]) / len(record)
+    read = median(found["read"]) * len(found["read"]) / len(record)
     yield Figure(f"{load}_clock_us_p50", clock, "us", own_us)
     yield Figure(f"{load}_clock_us_p99", _quantile(found["clock"]["record"], 0.99), "us", _quantile(own, 0.99))
     yield Figure(f"{load}_record_us_p50", median(record), "us", own_us)

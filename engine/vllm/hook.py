@@ -72,7 +72,7 @@ class Hook:
         if not self._moved:
             if revision == self.held[1]:
                 return
-            self._moved = True
+            self._moved = recorder.stale = True
         recorder.settle()
         budget = setting.step_tokens
         if setting.budget_policy != FIXED_BUDGET:
@@ -93,6 +93,7 @@ class Hook:
         """Take back what was for one step."""
         if self._moved:
             self.arranger.after()
+            self.recorder.lacking = True
             if self._defers and self._scheduler.deferred_waiting:
                 self.arranger.order.changed()
 
@@ -190,11 +191,13 @@ def hooked(base: Any, version: Callable[[], str], now_s: Callable[[], float] = t
             # One that only brings more input for a session is known already.
             if hook is not None and hook.on and self.requests.get(request.request_id) is request:
                 hook.note((ARRIVED, request, now_s(), time.time()))
+                hook.recorder.stale = True
 
         def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
             hook = self.rooftune
             if hook is not None and hook.on:
                 hook.note((ENDED, request, None if hook.booking else now_s()))
+                hook.recorder.stale = True
             return free(self, request, *args, **kwargs)
 
     Rooftuned.__name__ = Rooftuned.__qualname__ = f"Rooftuned{base.__name__}"

@@ -44,7 +44,8 @@ class Recorder:
         self._clock = TokenClock(gap_bounds_s)
         self.notes: list[Note] = []
         self.limit = MOST_NOTES  # notes beyond which the step that writes one folds; 0: nothing may wait
-        self._settled = 0  # of the notes, those that the sums hold
+        self.stale = True  # somebody came or went since the sums were made
+        self.lacking = False  # they have all but the latest step
         # From here on as of the latest fold.
         self._flights: deque[tuple[Row, Sequence[Track]]] = deque()
         self._arrivals = self._admissions = self._sessions = 0
@@ -61,25 +62,16 @@ class Recorder:
     # --- what a decision needs ---
 
     def settle(self) -> None:
-        """``tracks``, ``partials`` and the sums as they are now. Steps in which all that runs decodes change one sum
-        and may wait."""
-        decoders, running = self.decoders, self._scheduler.running
-        for note in self.notes[self._settled :]:
-            kind = note[0]
-            if kind == PLANNED:
-                cached = note[3].scheduled_cached_reqs
-                # As many run as decoded before, and none of them is new or came back: they all went one token on.
-                if len(cached.num_computed_tokens) == note[4] == decoders and not cached.resumed_req_ids:
-                    self.context += decoders
-                    continue
-            elif kind == UPDATED:
-                continue
+        """``tracks``, ``partials`` and the sums as they are now. A step in which all that runs decodes changes one sum,
+        and its notes may wait."""
+        running = self._scheduler.running
+        if self.stale or self.partials or self.decoders != len(running):
             self.fold()
-            break
-        self._settled = len(self.notes)
-        if self.decoders + len(self.partials) != len(running):  # somebody who runs got nothing in the latest step
-            self.fold()
-            self.recount(running)
+            if self.decoders + len(self.partials) != len(running):  # somebody who runs got nothing in the latest step
+                self.recount(running)
+        elif self.lacking:
+            self.context += self.decoders
+        self.lacking = False
 
     def recount(self, running: Sequence[Any]) -> None:
         """The sums from scratch."""
@@ -111,7 +103,7 @@ class Recorder:
             else:
                 self._ended(*note[1:])
         del notes[:count]
-        self._settled = 0
+        self.stale, self.lacking = bool(notes), False
         self._desk.keep(rows, len(self._flights))
         self._clock.trim()
         self.limit = 0 if self._away or self._sessions else MOST_NOTES
