@@ -25,6 +25,7 @@ class TorchRunner:
         self._windows: tuple[int, ...] = ()  # of the layers, known after the first step
         self._inner = model.base_model
         self._head = model.get_output_embeddings()
+        self._inference = torch.inference_mode()  # one for all steps: as a decorator it is made anew for each
         # Of the step before, for one that follows it.
         self._geometry: StepGeometry | None = None
         self._segments: tuple[Segment, ...] = ()
@@ -37,21 +38,21 @@ class TorchRunner:
         """What it runs, and how many KV blocks it has."""
         return self._facts
 
-    @torch.inference_mode()
     def run(self, step: StepBatch) -> list[int]:
         """The new token ids, one for each segment with ``sample``, in the order of the segments.
 
         Raises ValueError for a segment that does not fit its block table or the store.
         """
-        geometry = self.prepare(step)
-        logits = self.forward(geometry)
-        if logits is None:
-            if self._store.device.type == "cuda":
-                torch.cuda.synchronize(self._store.device)  # or the step's duration would be booked in the next
-            return []
-        tokens = greedy(logits)
-        if self._drawn:
-            draw(logits, self._drawn, geometry.next_positions, tokens)
+        with self._inference:
+            geometry = self.prepare(step)
+            logits = self.forward(geometry)
+            if logits is None:
+                if self._store.device.type == "cuda":
+                    torch.cuda.synchronize(self._store.device)  # or the step's duration would be booked in the next
+                return []
+            tokens = greedy(logits)
+            if self._drawn:
+                draw(logits, self._drawn, geometry.next_positions, tokens)
         self._tokens = tokens
         return tokens
 
