@@ -69,7 +69,7 @@ def test_json_says_what_is_not_known(tmp_path: Path, capsys: pytest.CaptureFixtu
         (("--steps", "{steps}", "--card", "l5", "--parameters", "8e9"), 2, "l4"),
         (("--steps", "{steps}", "--parameters", "-1", "--card", "l4"), 2, "--parameters"),
         (("--steps", "{steps}", "--keep", "3"), 2, "--keep"),
-        (("--steps", "{steps}", "--out", "{absent}/model.json"), 2, "writable"),
+        (("--steps", "{steps}", "--out", "{absent}/model.json"), 2, "cannot be written"),
         (("--steps", "{few}"), 1, "too_few_steps"),
     ],
 )
@@ -143,3 +143,14 @@ def test_a_path_that_is_not_there_is_one_plain_line(given: tuple[str, ...], caps
     assert fit(*given) == 2
     said = capsys.readouterr().err
     assert len(said.splitlines()) == 1 and "Errno" not in said and given[1] in said
+
+
+def test_neither_file_is_written_when_one_cannot_be(
+    steps: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "model.json"
+    for plot in (tmp_path, tmp_path / "none" / "x.svg", tmp_path / ("x" * 300), tmp_path / "steps.csv.gz" / "x.svg"):
+        assert fit("--steps", steps, "--out", str(out), "--plot", str(plot)) == 2
+        said = capsys.readouterr().err
+        assert "--plot" in said and "cannot be written" in said and said.count("\n") == 1 and not out.exists()
+    assert fit("--steps", steps, "--out", "") == 2

@@ -8,6 +8,7 @@ from textwrap import shorten
 
 from policies.commands import Command
 from policies.errors import InputError
+from tuner.cli.out_file import check_out_file
 from tuner.cli.values import parse_count, parse_positive
 from tuner.model.columns import NAMES
 from tuner.model.fit import fit_steps
@@ -61,7 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Fit, print, and write what was asked for."""
+    """Fit, print, and write what was asked for: both files or none, so their paths are looked at first."""
+    for flag, path in (("--out", arguments.out), ("--plot", arguments.plot)):
+        if path is not None:
+            check_out_file(path, flag)
     if arguments.profile is not None:
         return _run_profile(arguments)
     if arguments.layers is not None:

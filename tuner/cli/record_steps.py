@@ -6,6 +6,7 @@ from pathlib import Path
 
 from policies.commands import Command
 from policies.errors import InputError
+from tuner.cli.out_file import check_out_file
 from tuner.cli.values import parse_duration
 from tuner.clock import Clock, SystemClock
 from tuner.model.sample_file import write_steps
@@ -38,8 +39,7 @@ def run(args: argparse.Namespace) -> int:
     """Read, write, say what was lost. Raises InputError, or UnreachableError for an engine that does not answer."""
     length_s = 0.0 if args.length is None else parse_duration(args.length, "--for")
     out = Path(args.out)
-    if not args.out.strip() or out.is_dir() or not out.parent.is_dir():
-        raise InputError(f"--out is {args.out!r}, must be a file in a folder that is there; make the folder first")
+    check_out_file(args.out)
     token_file = None if args.engine_token_file is None else Path(args.engine_token_file)
     if token_file is not None:
         read_token(token_file)

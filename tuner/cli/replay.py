@@ -2,18 +2,17 @@
 
 import argparse
 import asyncio
-import os
 import secrets
 import sys
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 
 from policies.commands import Command
 from policies.errors import InputError, RefusedError, RooftuneError, UnreachableError
 from policies.slo import Slo
+from tuner.cli.out_file import check_out_file
 from tuner.cli.progress import progress_to_stderr
 from tuner.cli.replay_text import replay_text
 from tuner.cli.target_flags import add_target_flags, read_slo
@@ -73,7 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Replay, write, print. 0: measured, whether or not the targets are met; 130: interrupted, with what there was."""
     slo, _ = read_slo(args, needed=False)
-    _check_out(args.out)
+    if args.out is not None:
+        check_out_file(args.out)
     seed = secrets.randbits(48) if args.seed is None else parse_count(args.seed, "--seed", low=0, high=MAX_SEED)
     job, changes = _job(args, seed)
     with progress_to_stderr(args.quiet) as progress:
@@ -138,15 +138,6 @@ def _secret(path: str | None, flag: str) -> str | None:
     if not (found.isascii() and found.isprintable() and len(found) <= 4096):
         raise InputError(f"{flag} {shown_path(path)} must hold one line of plain characters; correct the file")
     return found
-
-
-def _check_out(path: str | None) -> None:
-    """Before the replay: an hour of measuring must not end at a wrong path."""
-    if path is None:
-        return
-    folder = Path(path).parent
-    if Path(path).is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise InputError(f"--out {shown_path(path)} cannot be written; choose a folder that exists and is yours")
 
 
 def _result(job: Job, changes: tuple[str, ...], measured: Measured, slo: Slo) -> ReplayResult:
