@@ -232,3 +232,9 @@ def test_something_that_is_no_controller(capsys: pytest.CaptureFixture[str]) -> 
 def test_somebody_else_who_answers_200_has_not_paused_anything(text: bytes) -> None:
     with pytest.raises(UnreachableError):
         face_client._parsed("http://127.0.0.1:9", "/pause", 200, text, asked=True)
+
+
+def test_an_address_with_a_password_is_refused_without_showing_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert rooftune("status", "--face", "http://me:secret@127.0.0.1:9") == 2
+    assert "secret" not in capsys.readouterr().err
+    assert rooftune("status", "--face", "http://127.0.0.1:port") == 3

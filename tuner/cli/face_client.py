@@ -1,6 +1,7 @@
 """A controller's pages from the command line: GET /status, POST /pause, /resume, /revert."""
 
 import json
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -18,8 +19,9 @@ def ask(face: str, path: str, token_file: str | None = None, body: dict[str, str
 
     Raises InputError for an address that is none, UnreachableError without an answer, RefusedError when it says no.
     """
-    if not face.startswith(("http://", "https://")) or not face.isprintable() or " " in face:
-        raise InputError(f"--face is {face!r}, must be http://HOST:PORT of a controller; correct it")
+    if not face.startswith(("http://", "https://")) or not face.isprintable() or " " in face or "@" in face:
+        shown_face = face if "@" not in face else "an address with a user"  # and maybe a password
+        raise InputError(f"--face is {shown_face!r}, must be http://HOST:PORT of a controller; correct it")
     headers = {"Content-Type": "application/json"}
     if token_file is not None:
         headers["Authorization"] = "Bearer " + read_token(Path(token_file))
@@ -31,7 +33,7 @@ def ask(face: str, path: str, token_file: str | None = None, body: dict[str, str
         request = Request(face.rstrip("/") + path, data, headers)
         with opener.open(request, timeout=TIMEOUT_S) as answer:
             status, text = answer.status, answer.read(MAX_ANSWER_BYTES + 1)
-    except (URLError, OSError, ValueError) as error:
+    except (URLError, HTTPException, OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise UnreachableError(f"controller at {face} does not answer: {reason}; is --face right?") from None
     return _parsed(face, path, status, text, asked=body is not None)

@@ -83,7 +83,7 @@ async def served_model(http: httpx.AsyncClient, base: str) -> Model:
     try:
         entry = response.json()["data"][0]
         name = entry["id"]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return Model()
     if not isinstance(name, str):
         return Model()
