@@ -40,3 +40,8 @@ def test_requests_without_a_span_came_at_once() -> None:
     assert words.requests_in(19_366, 3600.0) == "19,366 requests in 3,600 s"
     assert words.requests_in(200, 0.0) == "200 requests at once"
     assert words.requests_in(1, 0.0) == "1 request"
+
+
+def test_a_bound_that_is_missed_beyond_telling_does_not_tear_the_table() -> None:
+    assert words.margin(7.68) == "missed by 768 %"
+    assert words.margin(1e300) == "missed by more than 1,000,000 %"

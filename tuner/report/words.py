@@ -7,6 +7,7 @@ from tuner.record import Number, Seconds, TargetPart, TrialPart
 NO_BREAK_SPACE = "\u00a0"
 _UNIT = re.compile(r"(?<=[0-9]) (?=(?:%|µs|ms|s|tokens|requests?/s|tokens?/s|percentage|times|x)(?![a-z]))|(?<=±) ")
 
+_HUGE = 10_000.0  # of a bound: more digits would tell nothing and tear the table
 NO_VALUE = "no samples"
 NEVER = "never"
 
@@ -121,6 +122,8 @@ def margin(value: Number) -> str:
         return NO_VALUE
     if value == "inf":
         return "missed without bound"
+    if value > _HUGE:
+        return f"missed by more than {_HUGE * 100:,.0f} %"
     size = f"{abs(value) * 100:,.0f} %" if abs(value) >= 0.005 else "less than 1 %"
     if value == 0:
         return "met, nothing to spare"
