@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 COMMAND_GROUP = "rooftune.commands"
 BENCH_GROUP = "rooftune.benches"
+EXIT_INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class Command:
     """One subcommand. Write ``help`` as a plain string literal: the overview reads it without importing the module.
 
     add_arguments: adds the flags to a fresh parser; run: does the work and returns the exit code
-    (0 done, 1 refused or infeasible, 2 usage or input, 3 unreachable) or raises a ``RooftuneError``.
+    (0 done, 1 refused or infeasible, 2 usage or input, 3 unreachable, ``EXIT_INTERRUPTED`` when it ends with what there
+    was) or raises a ``RooftuneError``.
     """
 
     name: str

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from policies.commands import COMMAND_GROUP, Command
+from policies.commands import COMMAND_GROUP, EXIT_INTERRUPTED, Command
 from policies.errors import InfeasibleError, InputError, UnreachableError
-from tuner.cli.main import EXIT_DEFECT, EXIT_INTERRUPTED, main
+from tuner.cli.main import EXIT_DEFECT, main
 from tuner.cli.registry import missing_extra
 from tuner.report.build import traffic_part
 from tuner.sim.traces import load_traffic

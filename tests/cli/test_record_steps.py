@@ -56,7 +56,8 @@ def test_what_comes_while_it_looks_is_taken_too_and_what_was_overwritten_is_coun
                 port.step()
 
     port.before = more
-    rows, lost = record_steps.record(ProtocolReader(port, clock), clock, 2.0)
+    rows, lost, interrupted = record_steps.record(ProtocolReader(port, clock), clock, 2.0)
+    assert not interrupted
     assert clock.now_s() == 2.0
     # Four looks with four new steps each, then one with twelve of which the ring holds eight.
     assert (len(rows), lost) == (8 + 3 * 4 + 8, 1 + 4)
@@ -71,8 +72,8 @@ def test_an_interrupted_wait_keeps_what_has_come() -> None:
             raise KeyboardInterrupt
 
     port.before = interrupt
-    rows, _ = record_steps.record(ProtocolReader(port, clock), clock, 60.0)
-    assert len(rows) == 5
+    rows, _, interrupted = record_steps.record(ProtocolReader(port, clock), clock, 60.0)
+    assert len(rows) == 5 and interrupted
 
 
 def test_an_engine_without_steps_without_an_answer_or_an_unusable_file_is_one_line(

@@ -19,12 +19,11 @@ from importlib.metadata import EntryPoint, version
 from types import FrameType
 from typing import NoReturn
 
-from policies.commands import COMMAND_GROUP, Command
+from policies.commands import COMMAND_GROUP, EXIT_INTERRUPTED, Command
 from policies.errors import InputError, RooftuneError, UnreachableError
 from tuner.cli.registry import find, help_of, missing_extra, registered
 
 EXIT_DEFECT = 70
-EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 EXIT_BROKEN_PIPE = 141
 _TRACE = "ROOFTUNE_TRACE"

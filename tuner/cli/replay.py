@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 
-from policies.commands import Command
+from policies.commands import EXIT_INTERRUPTED, Command
 from policies.errors import InputError, RefusedError, RooftuneError, UnreachableError
 from policies.slo import Slo
 from tuner.cli.out_file import check_out_file
@@ -31,7 +31,6 @@ from tuner.sim.generate import MAX_SEED
 from tuner.sim.reshape import scale_rate
 from tuner.sim.workload import Traffic
 
-EXIT_INTERRUPTED = 130
 _FILE_ONLY = ("window", "burst", "sort")
 _EXAMPLE = """examples:
   rooftune replay --traffic trace.csv --url http://127.0.0.1:8000 --ttft-p99 2s --gap-p99 50ms --out result.json

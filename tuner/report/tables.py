@@ -220,7 +220,7 @@ def inputs(record: RunRecord) -> Table:
             _source(record, "decodes_kept_moving"),
         ),
         ("setting in force", words.setting(record.current), given[record.current_source]),
-        ("knobs that were searched", ", ".join(_knob_words(record)), "given by you"),
+        ("knobs that were searched", ", ".join(_knob_words(record)), "those that --engine has"),
     ]
     return Table("What went in, and where it came from", ("quantity", "value", "source"), tuple(rows))
 
