@@ -252,3 +252,23 @@ def test_made_traffic_is_summed_up_as_a_report_on_it_does(tmp_path: Path, capsys
     part = traffic_part(load_traffic(path), ())
     for name in ("prompt_p50_tokens", "prompt_p99_tokens", "output_p50_tokens", "output_p99_tokens"):
         assert said[name] == getattr(part, name), name
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", EXIT_INTERRUPTED)])
+def test_a_signal_inside_a_finalizer_ends_the_command_all_the_same(name: str, code: int, tmp_path: Path) -> None:
+    """Python drops whatever is raised there."""
+    (tmp_path / "lossy.py").write_text(
+        "import signal, sys, time\n"
+        "from tuner.cli import main as entry\n"
+        "class Lossy:\n"
+        f"    def __del__(self): signal.raise_signal(signal.{name}); time.sleep(0)\n"
+        "def dispatch(words, points):\n"
+        "    Lossy()\n"
+        "    time.sleep(30)\n"
+        "    return 0\n"
+        "entry._dispatch = dispatch\n"
+        "sys.exit(entry.main())\n"
+    )
+    done = subprocess.run([sys.executable, tmp_path / "lossy.py"], capture_output=True, text=True, timeout=25)
+    assert done.returncode == code
+    assert done.stderr.splitlines() == ["rooftune: " + ("terminated" if code == 143 else "interrupted")]

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import EntryPoint, version
+from threading import Timer
 from types import FrameType
 from typing import NoReturn
 
@@ -38,6 +39,7 @@ def main(argv: Sequence[str] | None = None, points: dict[str, EntryPoint] | None
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:  # the process is ours: a polite end leaves as little behind as Ctrl-C does
         signal.signal(signal.SIGTERM, _terminate)
+        sys.unraisablehook = _end_again
         _mend_streams()
     try:
         code = _dispatch(words, registered(COMMAND_GROUP) if points is None else points)
@@ -62,6 +64,18 @@ class _Terminated(KeyboardInterrupt):
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     raise _Terminated
+
+
+def _end_again(lost: "sys.UnraisableHookArgs") -> None:
+    """A signal that came inside a finalizer or a callback ends nothing there: Python drops what is raised, so send it
+    once more, a moment later."""
+    if not isinstance(lost.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(lost)
+        return
+    number = signal.SIGTERM if isinstance(lost.exc_value, _Terminated) else signal.SIGINT
+    again = Timer(0.05, os.kill, (os.getpid(), number))
+    again.daemon = True
+    again.start()
 
 
 def _dispatch(words: list[str], points: dict[str, EntryPoint]) -> int:
