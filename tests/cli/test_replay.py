@@ -175,6 +175,9 @@ def test_unreachable_is_exit_3_and_a_wrong_key_exit_1_in_one_line(
     with stub_server(models=(401, {})) as stub:
         assert replay("--url", stub.url, "--traffic", small, "--quiet") == 1
     assert "--api-key-file" in capsys.readouterr().err and stub.asked == []
+    (tmp_path / "key").write_text("")
+    assert replay("--url", stub.url, "--traffic", small, "--api-key-file", tmp_path / "key") == 2
+    assert "is empty; give the secret of --api-key-file in one line" in capsys.readouterr().err
 
 
 def test_the_key_goes_to_the_server_and_not_into_the_file(small: Path, tmp_path: Path) -> None:

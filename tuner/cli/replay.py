@@ -132,7 +132,7 @@ def _secret(path: str | None, flag: str) -> str | None:
     """The first line of the file that holds anything."""
     if path is None:
         return None
-    first = read_text(path).split("\n")
+    first = read_text(path, f"the secret of {flag} in one line").split("\n")
     found = next((line.strip() for line in first if line.strip()), "")
     if not (found.isascii() and found.isprintable() and len(found) <= 4096):
         raise InputError(f"{flag} {shown_path(path)} must hold one line of plain characters; correct the file")

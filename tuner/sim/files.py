@@ -18,8 +18,8 @@ def shown_path(path: str | Path) -> str:
     return text if text and text.isprintable() else repr(text)
 
 
-def read_text(path: str | Path) -> str:
-    """The whole of a UTF-8 text file (a leading byte order mark is dropped).
+def read_text(path: str | Path, wanted: str = "a CSV or JSONL file with at least one request") -> str:
+    """The whole of a UTF-8 text file (a leading byte order mark is dropped). wanted: what to give instead of another.
 
     Raises InputError when the path cannot be read, is larger than MAX_FILE_BYTES, is empty, or is not text.
     """
@@ -41,11 +41,11 @@ def read_text(path: str | Path) -> str:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"{where} is not UTF-8 text (byte {error.start}); give a CSV or JSONL file") from None
+        raise InputError(f"{where} is not UTF-8 text (byte {error.start}); give {wanted}") from None
     if "\0" in text:
-        raise InputError(f"{where} is binary (NUL at character {text.index(chr(0))}); give a CSV or JSONL file")
+        raise InputError(f"{where} is binary (NUL at character {text.index(chr(0))}); give {wanted}")
     if not text.strip():
-        raise InputError(f"{where} is empty; give a file with at least one request")
+        raise InputError(f"{where} is empty; give {wanted}")
     return text
 
 
