@@ -11,6 +11,7 @@ from engine.interface import ChangeKind
 from engine.protocol import NO_MODEL, About, Ring, TuningDesk
 from policies import wire
 from policies.envelope import Envelope
+from policies.lease import Lease
 from policies.request import Setting
 from policies.step_time import StepModel
 
@@ -57,9 +58,8 @@ class RowDesk(TuningDesk):
         self._written: Ring[Written] = Ring(ring_rows)
         self._landed = 0
         self._known = self._book
-        self._leased = False
-        self._began_s = -math.inf  # latest step under this lease; the book is told of it when it is asked next
-        self._granted_s = self._length_s = 0.0
+        self._held: Lease | None = None
+        self._began_s = -math.inf  # latest step under this lease, kept by the engine's thread without the lock
         self.force = self._force()
 
     # --- the engine's side ---
@@ -68,8 +68,9 @@ class RowDesk(TuningDesk):
         """A step begins now: ``force`` is what it runs under. A lease that is over ends here."""
         if self._book is not self._known:
             self._look()
-        if self._leased:
-            if now_s >= self._began_s and now_s - self._granted_s < self._length_s:
+        held = self._held
+        if held is not None:
+            if now_s >= self._began_s and now_s - held.granted_s < held.length_s:
                 self._began_s = now_s
             else:
                 with self._lock:
@@ -86,19 +87,17 @@ class RowDesk(TuningDesk):
 
     def _look(self) -> None:
         book = self._known = self._book
-        self._leased, self._began_s = book.lease is not None, -math.inf
-        if book.lease is not None:
-            self._granted_s, self._length_s, self._began_s = book.lease.granted_s, book.lease.length_s, book.seen_s
+        self._held = book.lease
+        self._began_s = -math.inf if book.lease is None else book.seen_s
         self.force = self._force()
 
     def _force(self) -> Force:
         book = self._known
         return Force(book.setting, book.step_model or NO_MODEL, book.revision)
 
-    def _settle(self, now_s: float) -> float:
-        if self._began_s > self._book.seen_s:
-            super()._settle(self._began_s)
-        return super()._settle(now_s)
+    def _catch_up(self) -> None:
+        self._stepped_s = self._began_s
+        super()._catch_up()
 
     # --- the protocol's side ---
 
