@@ -145,7 +145,8 @@ class Clocks:
 
         def timed(base: type, *arguments: Any) -> type:
             own = type(base.__name__, (base,), {name: self._inner(name, getattr(base, name)) for name in WRAPPED})
-            return hooked(own, *arguments)  # type: ignore[no-any-return]
+            subclass: type = hooked(own, *arguments)
+            return subclass
 
         module.hooked = timed
 

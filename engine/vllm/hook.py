@@ -126,7 +126,8 @@ def hooked(base: Any, version: Callable[[], str], now_s: Callable[[], float] = t
     lacks = missing(base, WRAPPED)
     if lacks is not None:
         LOG.warning("rooftune: %s; nothing is recorded and nothing can be moved", lacks)
-        return base  # type: ignore[no-any-return]
+        untouched: type = base
+        return untouched
     plan, book, mask, take, free = (getattr(base, name) for name in WRAPPED)
 
     class Rooftuned(base):

@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -149,7 +150,7 @@ class Ours:
         begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
         for ask, answer in zip(asks, answers, strict=True):
             request = GenerationRequest(ask.prompt, ask.output_tokens, ignore_eos=True)
-            self._engine.submit(request, lambda event, answer=answer: hear(answer, event))  # type: ignore[misc] # bound
+            self._engine.submit(request, partial(hear, answer))
         if not done.wait(LONGEST_WAIT_S):
             raise RuntimeError(f"our engine has not answered within {LONGEST_WAIT_S:g} s")
         return Ran(time.perf_counter() - begun_s, time.process_time() - begun_cpu_s, answers)
