@@ -18,6 +18,7 @@ from policies.lease import boot_book
 from policies.request import Setting
 from tests.contracts.tuning_protocol import TuningProtocolContract, in_force
 from tests.engine.loop_harness import BOOT, Callers, check_nothing_left, engine, push
+from tests.engine.random_pushes import random_push
 
 
 class EngineEndpoint:
@@ -80,13 +81,7 @@ def test_the_desk_tells_its_book_of_a_step_only_when_something_is_due_and_it_com
         if chance.random() < 0.03:
             clock.now_s += chance.choice([-0.5, -30.0, 30.0])
         if chance.random() < 0.05:
-            wish = wire.PushRequest(
-                lease_s=chance.choice([1.0, 5.0, 20.0]),
-                expected_revision=desk.book.revision,
-                actor="a",
-                reason="r",
-                knobs=wire.Knobs(step_tokens=chance.randint(1, 512)),
-            )
+            wish = random_push(chance, desk.book.revision)
             book, outcome = lease.push(lease.expire(book, clock.now_s)[0], wish.to_push(), clock.now_s)
             assert isinstance(desk.push(wish), wire.Refusal) is outcome.refused, turn
         if chance.random() < 0.01:

@@ -12,6 +12,7 @@ from engine.vllm.records import ARRIVED, ENDED, Recorder
 from policies import wire
 from policies.envelope import Envelope, full_bounds
 from policies.request import Setting
+from tests.engine.random_pushes import random_push
 
 BOOT = Setting(512, max_running=32)
 ABOUT = About(
@@ -49,10 +50,7 @@ def test_what_is_in_force_is_what_every_desk_would_have() -> None:
         if chance.random() < 0.02:
             clock.now_s += chance.choice([-0.5, -30.0, 30.0])
         if chance.random() < 0.05:
-            wish = wire.PushRequest(
-                lease_s=chance.choice([1.0, 5.0, 20.0]), expected_revision=desks[1].book.revision, actor="a",
-                reason="r", knobs=wire.Knobs(step_tokens=chance.randint(1, 512)),
-            )  # fmt: skip
+            wish = random_push(chance, desks[1].book.revision)
             answers = [desk.push(wish) for desk in desks]
             assert answers[0] == answers[1], turn
         if chance.random() < 0.005:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from policies.errors import InputError
-from policies.request import FloatArray
+from policies.request import FloatArray, IntArray
 from tuner.sim.noise import StepNoise
 from tuner.sim.slowdowns import find_slowdowns, pace_of
 
@@ -38,7 +38,7 @@ def noise_from_steps(
 
 def _expected(modelled_s: FloatArray, measured_s: FloatArray, classes: int) -> FloatArray:
     """What a step of its class takes in the middle: no class that the model misjudges is one long slowdown."""
-    row = np.searchsorted(_edges(modelled_s, classes), modelled_s, side="right")
+    _, row = _classed(modelled_s, classes)
     ratio = measured_s / modelled_s
     expected_s = np.empty(len(modelled_s))
     for index in np.unique(row):
@@ -51,8 +51,7 @@ def _scatter(
     modelled_s: FloatArray, measured_s: FloatArray, seed: int, draws: int, classes: int
 ) -> tuple[FloatArray, FloatArray]:
     """Borders of the classes, and the factors of each."""
-    edges_s = _edges(modelled_s, classes)
-    row = np.searchsorted(edges_s, modelled_s, side="right")
+    edges_s, row = _classed(modelled_s, classes)
     ratio = measured_s / modelled_s
     level = float(measured_s.sum() / modelled_s.sum())
     # One uniform number a step, the same for every class: whatever a setting makes of step k, its luck is the same.
@@ -65,8 +64,9 @@ def _scatter(
     return edges_s, factors
 
 
-def _edges(modelled_s: FloatArray, classes: int) -> FloatArray:
-    """Borders of equal log width; one that would leave a class with too few steps is dropped."""
+def _classed(modelled_s: FloatArray, classes: int) -> tuple[FloatArray, IntArray]:
+    """Borders of equal log width, and the class of each step; a border that would leave a class with too few steps is
+    dropped."""
     low, high = float(np.log(modelled_s.min())), float(np.log(modelled_s.max()))
     kept: list[float] = []
     below = 0
@@ -75,4 +75,5 @@ def _edges(modelled_s: FloatArray, classes: int) -> FloatArray:
         if under - below >= _MIN_STEPS and len(modelled_s) - under >= _MIN_STEPS:
             kept.append(float(edge))
             below = under
-    return np.array(kept, dtype=np.float64)
+    edges_s = np.array(kept, dtype=np.float64)
+    return edges_s, np.searchsorted(edges_s, modelled_s, side="right")
