@@ -11,6 +11,7 @@ import pytest
 
 from policies.errors import InputError, RefusedError, UnreachableError
 from tests.replay.stub import DONE, event, token, usage
+from tuner.replay import client
 from tuner.replay.client import ask, base_url, served_model
 from tuner.replay.flight import Flight
 from tuner.replay.result_file import RequestPart
@@ -165,6 +166,41 @@ def test_a_server_that_does_not_let_in_or_is_not_ready(status: int, error: type[
 
     with pytest.raises(error):
         asyncio.run(look())
+
+
+class Endless(Script):
+    """An answer that goes on for ever, ``pause_s`` before each of its parts."""
+
+    def __init__(self, part: bytes, pause_s: float) -> None:
+        super().__init__([])
+        self.read_bytes = 0
+        self._part, self._pause_s = part, pause_s
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            await asyncio.sleep(self._pause_s)
+            self.read_bytes += len(self._part)
+            yield self._part
+
+
+@pytest.mark.parametrize(
+    ("part", "pause_s", "said"), [(b" " * 65536, 0.0, "is longer than 100000 bytes"), (b" ", 0.01, "has no end after")]
+)
+def test_a_model_list_without_an_end_is_one_line(
+    part: bytes, pause_s: float, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "MAX_ANSWER_BYTES", 100_000)
+    monkeypatch.setattr(client, "ANSWER_S", 0.3)
+    script = Endless(part, pause_s)
+
+    async def look() -> None:
+        async with httpx.AsyncClient(transport=script) as http, asyncio.timeout(20):
+            await served_model(http, "http://x")
+
+    with pytest.raises(InputError, match=said) as refused:
+        asyncio.run(look())
+    assert "http://x/v1/models" in str(refused.value) and "\n" not in str(refused.value)
+    assert script.read_bytes <= 100_000 + 65536
 
 
 def test_addresses() -> None:

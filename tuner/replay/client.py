@@ -11,10 +11,13 @@ from urllib.parse import urlsplit
 import httpx
 
 from policies.errors import InputError, RefusedError, UnreachableError
+from policies.wire import MAX_ANSWER_BYTES
 from tuner.replay.flight import Flight
 from tuner.replay.stream import BadStream, EventReader, message_of
 
 CONNECT_S = 10.0
+# A whole answer that is no completion: a server that drips a byte a second keeps any limit per read.
+ANSWER_S = 30.0
 _MOST_ERROR_BYTES = 65_536
 # Servers close idle connections after some seconds; one that is reused later than this might be closing already.
 _KEEP_S = 2.0
@@ -62,26 +65,34 @@ async def open_clients(key: str | None) -> AsyncIterator[tuple[httpx.AsyncClient
         yield tuple([await stack.enter_async_context(open_client(key, tls)) for _ in range(_POOLS)])
 
 
-async def get(http: httpx.AsyncClient, url: str, remedy_401: str) -> httpx.Response:
-    """One GET. Raises UnreachableError when nobody answers or the server is not ready, RefusedError for 401 and 403."""
+async def get(http: httpx.AsyncClient, url: str, remedy_401: str) -> tuple[int, bytes]:
+    """Status and body of one GET. Raises UnreachableError when nobody answers or the server is not ready, RefusedError
+    for 401 and 403, InputError for an answer without an end."""
     try:
-        response = await http.get(url, timeout=CONNECT_S)
+        async with asyncio.timeout(ANSWER_S), http.stream("GET", url, timeout=CONNECT_S) as response:
+            status, content = response.status_code, bytearray()
+            async for data in response.aiter_bytes():
+                content += data
+                if len(content) > MAX_ANSWER_BYTES:
+                    raise InputError(f"the answer of {url} is longer than {MAX_ANSWER_BYTES} bytes; check the address")
+    except TimeoutError:
+        raise InputError(f"the answer of {url} has no end after {ANSWER_S:g} s; check the address") from None
     except (httpx.HTTPError, ssl.SSLError, OSError) as error:
         raise UnreachableError(f"{url} does not answer: {why(error)}; check the address and the server") from None
-    if response.status_code in (401, 403):
-        raise RefusedError(f"{url} answers {response.status_code}: {remedy_401}")
-    if response.status_code >= 500:
-        raise UnreachableError(f"{url} answers {response.status_code}: it is not ready; wait for it")
-    return response
+    if status in (401, 403):
+        raise RefusedError(f"{url} answers {status}: {remedy_401}")
+    if status >= 500:
+        raise UnreachableError(f"{url} answers {status}: it is not ready; wait for it")
+    return status, bytes(content)
 
 
 async def served_model(http: httpx.AsyncClient, base: str) -> Model:
     """The first model that the server lists. Raises what ``get`` raises."""
-    response = await get(http, f"{base}/v1/models", "give its key with --api-key-file")
-    if response.status_code != 200:
+    status, content = await get(http, f"{base}/v1/models", "give its key with --api-key-file")
+    if status != 200:
         return Model()
     try:
-        entry = response.json()["data"][0]
+        entry = json.loads(content)["data"][0]
         name = entry["id"]
     except (ValueError, LookupError, TypeError, RecursionError):
         return Model()

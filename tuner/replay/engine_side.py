@@ -54,14 +54,15 @@ class EngineReader:
 
     async def _read(self) -> None:
         asked_s = self._now_s()
-        response = await get(self._http, f"{self._url}?after={self._after}", "give its token with --tuning-token-file")
+        url = f"{self._url}?after={self._after}"
+        status, content = await get(self._http, url, "give its token with --tuning-token-file")
         answered_s = self._now_s()
-        if response.status_code != 200:
+        if status != 200:
             raise InputError(
-                f"{self._url} answers {response.status_code}: no tuning protocol there; "
+                f"{self._url} answers {status}: no tuning protocol there; "
                 "give its address with --tuning-url, or leave the engine's times out"
             )
-        page = parse(RequestColumns, response.content, MAX_ANSWER_BYTES)
+        page = parse(RequestColumns, content, MAX_ANSWER_BYTES)
         if self._boot_id not in (None, page.boot_id):
             raise InputError("the engine was started anew during the replay; its times are lost, replay again")
         self._boot_id = page.boot_id
