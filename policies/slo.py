@@ -195,7 +195,6 @@ def feasible(rows: Sequence[MarginRow]) -> bool:
 
 
 def longest_wait_s(outcomes: Outcomes) -> float:
-    """Longest wait from arrival to first token of any request that got one, in seconds; NaN when none did."""
-    waits = outcomes.first_token_s - outcomes.arrival_s
-    reached = waits[~np.isnan(waits)]
-    return float(reached.max()) if reached.size else math.nan
+    """Longest wait from arrival to first token, in seconds; +inf when one never came, NaN when there are no requests."""
+    waits, _ = _latency(outcomes, "ttft")
+    return float(waits.max()) if len(waits) else math.nan

@@ -78,6 +78,20 @@ def test_every_knob_reaches_the_twin(
     )
 
 
+def test_a_request_that_never_fits_is_never_in_every_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traffic = tmp_path / "large.csv"
+    traffic.write_text("arrival_s,prompt_tokens,output_tokens\n0,100,10\n1,5000,10\n2,100,10\n")
+    words = (*_base("simulate", traffic), "--kv-tokens", "2000", "--ttft-p99", "2s")
+    row = _json(capsys, *words)["rows"][0]
+    assert row["refused"] == 1
+    assert row["ttft_p99_s"] == row["longest_wait_s"] == row["margins"][0]["measured_s"] == "inf"
+    assert rooftune(*words, "--quiet") == 0
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("longest wait")]
+    assert said.split()[-2:] == ["never", "3"]
+
+
 @pytest.mark.parametrize(
     ("flags", "needed"),
     [

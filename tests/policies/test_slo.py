@@ -306,8 +306,16 @@ def test_outcomes_are_frozen_and_leave_the_callers_arrays_writable():
 
 
 def test_longest_wait_is_to_the_first_token():
+    assert longest_wait_s(outcomes([0.1, 7.0, 0.2])) == 7.0
+
+
+def test_the_longest_wait_of_a_run_is_the_time_to_first_token_that_no_target_can_beat():
+    """Whoever never gets a first token still waits, here as under every target."""
     run = outcomes([0.1, 7.0, 0.2], first_token_s=np.array([0.1, 8.0, NAN]))
-    assert longest_wait_s(run) == 7.0
+    (row,) = margins(run, Slo((Target("ttft", 1.0, 1.0),)))
+    assert longest_wait_s(run) == row.measured_s == math.inf
+    failed = outcomes([0.1, 7.0], failed=np.array([False, True]))
+    assert longest_wait_s(failed) == margins(failed, Slo((Target("ttft", 1.0, 1.0),)))[0].measured_s == math.inf
 
 
 def test_profiles_say_what_they_maximise():
