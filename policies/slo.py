@@ -195,6 +195,6 @@ def feasible(rows: Sequence[MarginRow]) -> bool:
 
 
 def longest_wait_s(outcomes: Outcomes) -> float:
-    """Longest wait from arrival to first token, in seconds; +inf when one never came, NaN when there are no requests."""
+    """Longest wait from arrival to first token, in seconds; +inf when one never came, NaN without requests."""
     waits, _ = _latency(outcomes, "ttft")
     return float(waits.max()) if len(waits) else math.nan
