@@ -1,5 +1,6 @@
 """What the report finds worth saying before figures: little to gain, new knobs, what cannot be had."""
 
+import html
 import re
 from typing import Any
 
@@ -53,6 +54,19 @@ def test_policies_are_named_in_plain_words_on_every_first_screen() -> None:
         assert "who has waited 5 s goes first" in text
         assert "at most 256 tokens" in text
         assert "at most 2 prompts are half-read" in text
+
+
+def test_every_rendering_goes_back_without_the_hooks_policies_and_no_comma_stands_alone() -> None:
+    for render in (html_page, markdown_page, summary):
+        assert "without the hook's policies" in _plain(render(_with_policies()))
+        assert "without the hook's policies" not in _plain(render(record()))
+        assert " ," not in _plain(render(_with_policies()))
+
+
+def _plain(text: str) -> str:
+    """What a reader sees of a rendering, on one line."""
+    shown = re.sub(r"<style.*?</style>|<svg.*?</svg>|<[^>]+>", "", text, flags=re.DOTALL)
+    return " ".join(html.unescape(shown).split())
 
 
 def test_the_title_names_two_knobs_and_counts_the_rest() -> None:

@@ -71,10 +71,12 @@ def _how(record: RunRecord, head: Headline) -> list[str]:
         return ["- **How:** leave the engine as it is."]
     flags = vllm_flags(record, record.best)
     first = f"{escaped(head.undo_first)} To go back, " if head.undo_first else ""
+    added = flags_added(record)
+    without = f", without {' and '.join(f'`{name}`' for name in added)}" if added else ""
+    without += ", without the hook's policies" if head.extras else ""
     return [
         f"- **How:** start vLLM with `{flags.text}`",
         *(f"  - {escaped(note)}" for note in (*flag_words(record), *flags.notes)),
-        f"- **Undo:** {first}restart it with the flags it had: `{vllm_flags_before(record).text}`"
-        + (f", without {' and '.join(f'`{name}`' for name in added)}" if (added := flags_added(record)) else ""),
+        f"- **Undo:** {first}restart it with the flags it had: `{vllm_flags_before(record).text}`{without}",
         f"- **Then:** {escaped(head.watch)}",
     ]
