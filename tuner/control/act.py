@@ -67,16 +67,28 @@ class Actor:
             if sent.reason is not None:
                 return Verdict(Action.HOLD, sent.reason, detail=f"the revert asked for was not done: {sent.detail}")
             self._over(sight)
+            if sent.revision is not None and not sight.seen.state.blocked:
+                wishes.made_block(self._store, sight.seen.state.boot_id, sent.revision, wish)
             wishes.done(self._store, wish)
             draft.put(in_force=knobs_of(sight.seen.boot), lease_left_s=None, revision=sent.revision)
             return Verdict(Action.REVERT, Reason.BLOCKED_AFTER_REVERT, detail=f"asked for by {wish.actor}")
         if sight.resume is not None:
-            wish = sight.resume
-            sent = send(self._port, wire.ResumeRequest(actor=_text(wish.actor), reason=_text(wish.reason)))
-            if sent.reason is None:
-                wishes.done(self._store, wish)
-            draft.note(f"resumed for {wish.actor}" if sent.reason is None else f"resume: {sent.detail}")
+            draft.note(self._resumed(sight, sight.resume))
         return None
+
+    def _resumed(self, sight: Sighting, wish: wishes.Wish) -> str:
+        """What came of a resume. Where no block was seen none is lifted: one may have come since."""
+        state = sight.seen.state
+        if wishes.pending(self._store) != (None, wish):
+            return ""  # somebody asked for something else since this cycle looked
+        if state.blocked:
+            if not wishes.lifts(self._store, wish, state.boot_id, state.revision):
+                return f"{wish.actor} asked for a resume before this block was known, so it stands: ask for it again"
+            sent = send(self._port, wire.ResumeRequest(actor=_text(wish.actor), reason=_text(wish.reason)))
+            if sent.reason is not None:
+                return f"resume: {sent.detail}"
+        wishes.done(self._store, wish)
+        return f"resumed for {wish.actor}"
 
     def revert_asked(self, draft: Draft) -> Verdict | None:
         """The revert that a person asked for, in a cycle that failed before it came to it: it needs no rows, no model

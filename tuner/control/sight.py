@@ -112,6 +112,8 @@ class Sight:
         seen = self._seen(reading)
         self._before = seen
         self._count_shadow(now_s)
+        if state.blocked:
+            wishes.saw_block(self._store, state.boot_id, state.revision)
         wished = wishes.read(self._store)
         revert, resume = wishes.pending(self._store)
         measured = figures(seen.requests, seen.slo, seen.span_s)

@@ -2,7 +2,8 @@
 
 Kept as one small value of the store, so that a wish outlives restarts and each change of it is whole. A revert also
 blocks: no push until a resume, whatever the engine remembers (an engine that restarts forgets its block). A revert and
-a resume are things to do: the loop does them at the engine and then says ``done``.
+a resume are things to do: the loop does them at the engine and then says ``done``. A resume ends the block that was
+known when it was asked for: one that somebody set at the engine since then is a later word, and stands.
 """
 
 import secrets
@@ -12,20 +13,38 @@ from pydantic import Field, ValidationError
 
 from tuner.control.parts import Store
 from tuner.control.state_errors import StoreError, StoreFault
-from tuner.record import Part, Words
+from tuner.record import Count, Part, Words
 
 KEY = "wishes"
 DONE_KEY = "wishes_done"
+BLOCK_KEY = "engine_block"
 Short = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class Wish(Part):
-    """Who asked for what is named by the field that holds it. at_s: wall clock, seconds since 1970."""
+    """Who asked for what is named by the field that holds it. at_s: wall clock, seconds since 1970.
+
+    lifts: the block that a resume was asked to end, see ``Block.name``; "": none was known.
+    """
 
     id: Short
     actor: Words
     reason: Words
     at_s: float
+    lifts: Words = ""
+
+
+class Block(Part):
+    """The latest block that the loop found at the engine, or set there. revert: the wish it was set for, "": none."""
+
+    boot_id: Words
+    revision: Count
+    revert: Words = ""
+
+    @property
+    def name(self) -> str:
+        """A block has the revision that it made, and that one stays until it ends."""
+        return f"{self.boot_id} {self.revision}"
 
 
 class Wishes(Part):
@@ -72,9 +91,31 @@ def ask_revert(store: Store, actor: str, reason: str, at_s: float) -> Wish:
 
 def resume(store: Store, actor: str, reason: str, at_s: float) -> Wish:
     """Pushes are allowed again: ends a pause and a block. A revert that is not done yet is still done first."""
-    wish = _wish(actor, reason, at_s)
+    known = _known_block(store)
+    wish = _wish(actor, reason, at_s, lifts="" if known is None else known.name)
     _change(store, paused=None, blocked=None, resume=wish)
     return wish
+
+
+def saw_block(store: Store, boot_id: str, revision: int) -> None:
+    """The engine says that it is blocked: a resume that is asked for from now on means this block."""
+    known, found = _known_block(store), Block(boot_id=boot_id, revision=revision)
+    if known is None or known.name != found.name:
+        store.keep(BLOCK_KEY, found.model_dump_json())
+
+
+def made_block(store: Store, boot_id: str, revision: int, wish: Wish) -> None:
+    """The loop blocked the engine for this revert: a resume that waited behind it means this block."""
+    store.keep(BLOCK_KEY, Block(boot_id=boot_id, revision=revision, revert=wish.id).model_dump_json())
+
+
+def lifts(store: Store, wish: Wish, boot_id: str, revision: int) -> bool:
+    """Whether this resume, the latest, means the block that the engine has now."""
+    known, asked = _known_block(store), read(store).revert
+    if known is None or known.name != Block(boot_id=boot_id, revision=revision).name:
+        return False
+    # A revert takes every resume back, so one that stands was asked for after it.
+    return wish.lifts == known.name or (asked is not None and asked.id == known.revert)
 
 
 def pending(store: Store) -> tuple[Wish | None, Wish | None]:
@@ -111,8 +152,17 @@ def paused_after_damage(at_s: float) -> str:
     return Wishes(paused=wish).model_dump_json()
 
 
-def _wish(actor: str, reason: str, at_s: float) -> Wish:
-    return Wish(id=secrets.token_hex(8), actor=actor[:200], reason=reason[:500], at_s=at_s)
+def _wish(actor: str, reason: str, at_s: float, lifts: str = "") -> Wish:
+    return Wish(id=secrets.token_hex(8), actor=actor[:200], reason=reason[:500], at_s=at_s, lifts=lifts)
+
+
+def _known_block(store: Store) -> Block | None:
+    """None for none, and for what cannot be read: then the next look tells."""
+    text = store.value(BLOCK_KEY)
+    try:
+        return None if text is None else Block.model_validate_json(text)
+    except ValidationError:
+        return None
 
 
 def _parsed(text: str | None) -> Wishes | None:

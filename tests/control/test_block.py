@@ -1,0 +1,125 @@
+"""Who stops the tuner at the engine, and which resume ends it: only one that was asked for after that block."""
+
+from typing import Any
+
+import pytest
+
+from policies import wire
+from policies.guard import Reason
+from tests.control.doubles import Rig, options, proposes, rig
+from tuner.control import wishes
+from tuner.control.outcome import Stage
+from tuner.ports.base import PortError, PortFault
+
+NO = wire.RevertRequest(actor="bob", reason="no", block=True)
+
+
+def out_of_reach(name: str) -> None:
+    raise PortError(PortFault.UNREACHABLE, f"{name}: nobody there")
+
+
+def made(**more: Any) -> Rig:
+    run = rig(proposes(step_tokens=512), options=options(search_requests=20), **more)
+    run.run(2)
+    return run
+
+
+def ask(run: Rig, what: Any) -> None:
+    what(run.store, "ann", "a reason", 0.0)
+
+
+def blocked(run: Rig) -> bool:
+    return run.engine.running.tuning_state().blocked
+
+
+def test_a_resume_that_comes_late_leaves_a_block_that_somebody_set_since() -> None:
+    run = made()
+    run.port.script = out_of_reach
+    ask(run, wishes.resume)
+    run.run(1)
+    run.engine.running.revert(NO)
+    run.port.script = None
+    run.run(3)
+    assert blocked(run) and "resume" not in run.port.calls
+    assert run.records[-1].reason is Reason.BLOCKED_AFTER_REVERT and "ask for it again" in run.records[-1].detail
+    ask(run, wishes.resume)
+    run.run(1)
+    assert not blocked(run) and wishes.pending(run.store) == (None, None)
+
+
+def test_a_block_that_comes_while_a_cycle_does_a_resume_stays() -> None:
+    """When the cycle looked, there was nothing to lift."""
+    armed: list[Stage] = []
+
+    def after(stage: Stage) -> None:
+        if stage in armed:
+            armed.clear()
+            run.engine.running.revert(NO)
+
+    run = made(after_stage=after)
+    ask(run, wishes.resume)
+    armed.append(Stage.DECIDE)
+    run.run(2)
+    assert blocked(run) and wishes.pending(run.store) == (None, None)
+
+
+def test_a_revert_that_is_asked_for_while_a_cycle_does_a_resume_wins() -> None:
+    armed: list[Stage] = []
+
+    def after(stage: Stage) -> None:
+        if stage in armed:
+            armed.clear()
+            ask(run, wishes.ask_revert)
+
+    run = made(after_stage=after)
+    run.engine.running.revert(NO)
+    run.run(1)
+    ask(run, wishes.resume)
+    armed.append(Stage.DECIDE)
+    run.run(1)
+    assert blocked(run)
+    run.run(2)
+    assert blocked(run) and wishes.pending(run.store) == (None, None)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_resume_lifts_the_block_that_was_there_and_none_of_a_later_start(restart: bool) -> None:
+    run = made()
+    run.engine.running.revert(NO)
+    run.run(1)
+    run.port.script = out_of_reach
+    ask(run, wishes.resume)
+    run.run(1)
+    if restart:  # an engine that starts forgets its block; then somebody sets another
+        run.engine.start()
+        run.engine.running.revert(NO)
+    run.port.script = None
+    run.run(2)
+    assert blocked(run) is restart
+
+
+def both_wait() -> Rig:
+    """A revert and then a resume, asked for while nobody answers."""
+    run = made()
+    run.port.script = out_of_reach
+    ask(run, wishes.ask_revert)
+    ask(run, wishes.resume)
+    run.run(1)
+    return run
+
+
+def test_a_revert_and_a_resume_that_both_waited_leave_the_engine_open() -> None:
+    run = both_wait()
+    run.port.script = None
+    run.run(1)
+    assert run.records[-1].reason is Reason.BLOCKED_AFTER_REVERT and blocked(run)
+    run.run(1)
+    assert not blocked(run) and wishes.pending(run.store) == (None, None)
+
+
+def test_a_resume_after_a_revert_that_waited_does_not_lift_what_somebody_blocked_before_it_was_done() -> None:
+    run = both_wait()
+    run.engine.running.revert(NO)
+    run.port.script = None
+    run.run(3)
+    assert blocked(run) and wishes.pending(run.store)[0] is None
