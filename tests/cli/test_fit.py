@@ -1,6 +1,7 @@
 """``rooftune fit`` from file to file."""
 
 import json
+import os
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -148,8 +149,10 @@ def test_a_path_that_is_not_there_is_one_plain_line(given: tuple[str, ...], caps
 def test_neither_file_is_written_when_one_cannot_be(
     steps: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "model.json"
-    for plot in (tmp_path, tmp_path / "none" / "x.svg", tmp_path / ("x" * 300), tmp_path / "steps.csv.gz" / "x.svg"):
+    out, pipe = tmp_path / "model.json", tmp_path / "pipe"
+    os.mkfifo(pipe)
+    bad = (tmp_path / "none" / "x.svg", tmp_path / ("x" * 300), tmp_path / "steps.csv.gz" / "x.svg")
+    for plot in (tmp_path, pipe, *bad):
         assert fit("--steps", steps, "--out", str(out), "--plot", str(plot)) == 2
         said = capsys.readouterr().err
         assert "--plot" in said and "cannot be written" in said and said.count("\n") == 1 and not out.exists()

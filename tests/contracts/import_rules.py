@@ -20,7 +20,7 @@ TUNER_LAYERS: tuple[tuple[str, ...], ...] = (
     ("observe", "ports", "sim"),
     ("model",),
     ("config", "record"),
-    ("clock",),
+    ("clock", "files"),
 )
 
 # Library -> the only places (module, or package with everything below it) that may import it.

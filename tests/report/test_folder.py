@@ -2,13 +2,14 @@
 
 import errno
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from policies.errors import InputError, UnreachableError
-from tests.report.records import record
+from tests.report.records import record, record_values
 from tuner.report.folder import report_folder, write_report
 
 NAMES = {"index.html", "report.md", "report.json"}
@@ -59,10 +60,11 @@ def test_read_only_folder(tmp_path: Path) -> None:
 def test_a_write_that_fails_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
 ) -> None:
-    write = Path.write_text
+    write, left = Path.write_text, list[Path]()
 
     def failing(self: Path, *args: Any, **named: Any) -> int:
-        if "index" in self.name:
+        left.append(self)
+        if len(left) == len(NAMES):
             raise OSError(number, os.strerror(number))
         return write(self, *args, **named)
 
@@ -70,3 +72,33 @@ def test_a_write_that_fails_leaves_nothing(
     with pytest.raises(kind, match="--out"), report_folder(tmp_path / "out") as folder:
         write_report(record(), folder)
     assert not (tmp_path / "out").exists()
+
+
+def test_two_runs_into_one_folder_leave_the_whole_report_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = (record(traffic=record_values()["traffic"] | {"name": name}) for name in ("ours.csv", "theirs.csv"))
+    other = threading.Thread(target=write_report, args=(theirs, tmp_path))
+    rename = os.replace
+    renamed: list[object] = []
+
+    def renaming(source: Path, target: Path) -> None:
+        renamed.append(target)
+        if len(renamed) == 2:  # between our first file and our second the other run comes to its end
+            other.start()
+            other.join(0.5)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", renaming)
+    write_report(ours, tmp_path)
+    other.join()
+    assert set(os.listdir(tmp_path)) == NAMES
+    for name in ("ours.csv", "theirs.csv"):
+        assert len({name in (tmp_path / file).read_text() for file in NAMES}) == 1, name
+
+
+def test_a_folder_that_a_failed_run_took_back_is_made_again(tmp_path: Path) -> None:
+    with report_folder(tmp_path / "out") as folder:
+        folder.rmdir()  # as the run does that had made it
+        write_report(record(), folder)
+    assert set(os.listdir(tmp_path / "out")) == NAMES

@@ -25,7 +25,7 @@ from tuner.control.outcome import CycleRecord
 from tuner.control.state import StateFile
 from tuner.observe.rows import RequestRows
 from tuner.ports.http import HttpPort
-from tuner.sim.files import shown_path
+from tuner.sim.files import shown_path, write_text
 
 BOOT_TOKENS = 2048
 MAX_RUNNING = 32
@@ -63,12 +63,12 @@ def run(arguments: argparse.Namespace) -> int:
             speed = measure(served, model, port)
             plan = plan_of(speed, BOOT_TOKENS, model.max_tokens)
             progress.say(opening(speed, plan, served.base, model.name))
-            _write(work / "traffic.csv", traffic_csv(plan, span_s, seed=1))
+            write_text(work / "traffic.csv", traffic_csv(plan, span_s, seed=1))
             until_s = time.monotonic() + span_s
             client = children.start("client", _replay_words(work, served))
             bounds = watch_default(port, client, progress)
         progress.say(asked_for(bounds))
-        _write(work / "rooftune.yaml", yaml.safe_dump(_config(template, bounds, served)))
+        write_text(work / "rooftune.yaml", yaml.safe_dump(_config(template, bounds, served)))
         controller = children.start("controller", _run_words(work, arguments.out))
         watch(controller, client, until_s, progress)
         progress.close()
@@ -139,13 +139,6 @@ def _new_folder(path: Path) -> Path:
     except OSError as error:
         raise InputError(f"--work {shown_path(str(path))}: {error.strerror}; choose a folder of yours") from None
     return path
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UnreachableError(f"{path}: {error.strerror}; free some space") from None
 
 
 def _one_core_left() -> dict[str, str]:

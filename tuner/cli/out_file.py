@@ -12,7 +12,8 @@ def check_out_file(path: str, flag: str = "--out") -> None:
     folder = Path(path).parent
     try:
         Path(path).lstat()  # tells of a name that is too long, a file as folder, a folder that lets nobody in
-        reason = ""
+        there = Path(path).exists() and not os.path.isdir(path)
+        reason = "it is not a regular file" if there and not Path(path).is_file() else ""
     except FileNotFoundError:
         reason = ""
     except (OSError, ValueError) as error:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from policies.errors import InputError, bad_value
 from policies.step_time import NAMED_MODELS, StepCost, StepModel
+from tuner.files import write_whole
 from tuner.model.cost_tables import parse_tables, tables_document
 
 SCHEMA = "rooftune.step-model"
@@ -109,7 +110,7 @@ def read_model_file(path: Path) -> ModelFile:
 
 
 def write_model_file(path: Path, contents: ModelFile) -> None:
-    """Write model.json. Infinite bounds are written as null: JSON has no infinity."""
+    """Write model.json, whole or not at all. Infinite bounds are written as null: JSON has no infinity."""
     document: dict[str, object] = {
         "schema": SCHEMA,
         "version": VERSION,
@@ -123,10 +124,7 @@ def write_model_file(path: Path, contents: ModelFile) -> None:
         document["tables"] = tables_document(contents.cost)
     # Thousands of table entries, a line each, would be a file for nobody.
     indent = 2 if contents.cost is None else None
-    try:
-        path.write_text(json.dumps(document, indent=indent, allow_nan=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}; give --out a writable path") from error
+    write_whole(path, (json.dumps(document, indent=indent, allow_nan=False) + "\n").encode())
 
 
 def _finite_or_null(value: float) -> float | None:

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from policies.errors import InputError
+from tuner.files import write_whole
 from tuner.model.samples import COLUMNS, StepSamples
 
 FORMAT = "rooftune-steps"
@@ -40,14 +41,11 @@ def read_steps(path: str | Path) -> StepSamples:
 
 
 def write_steps(path: str | Path, samples: StepSamples) -> None:
-    """Write the CSV form (gzip when the name ends in .gz). Raises InputError when the path cannot be written."""
+    """Write the CSV form (gzip when the name ends in .gz), whole or not at all. Raises what ``write_whole`` raises."""
     rows = np.stack([getattr(samples, name) for name in COLUMNS], axis=1)
     lines = [_MARKER, ",".join(COLUMNS), *(",".join(f"{value:.12g}" for value in row) for row in rows)]
     data = ("\n".join(lines) + "\n").encode()
-    try:
-        Path(path).write_bytes(gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}; give a writable path") from error
+    write_whole(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
 
 
 def _read_text(path: Path, where: str) -> str:

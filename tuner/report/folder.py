@@ -1,18 +1,19 @@
 """The folder of a report: checked before the long work, written whole or not at all."""
 
-import errno
+import fcntl
 import json
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from policies.errors import InputError, UnreachableError
+from tuner.files import FULL, shown_path
 from tuner.record import RunRecord
 from tuner.report.markdown import markdown_page
 from tuner.report.page import html_page
-from tuner.sim.files import shown_path
 
 REMEDY = "choose a folder that is yours"
 
@@ -32,7 +33,7 @@ def report_files(record: RunRecord) -> dict[str, str]:
 
 
 def _refused(folder: Path, error: OSError) -> InputError | UnreachableError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in FULL:
         return UnreachableError(f"--out {shown_path(folder)}: {error.strerror}; free some space")
     return InputError(f"--out {shown_path(folder)} cannot be written: {error.strerror or error}; {REMEDY}")
 
@@ -74,21 +75,36 @@ def _make(folder: Path, made: list[Path]) -> None:
 
 
 def write_report(record: RunRecord, folder: Path) -> tuple[Path, ...]:
-    """Render everything, write all files under temporary names, then rename: never half a report.
+    """Render everything, write all files under temporary names, then rename: never half a report, nor half of one and
+    half of another that is written there at the same time.
 
     Raises InputError, a full disk: UnreachableError.
     """
     texts = report_files(record)
     with ExitStack() as leftovers:
         try:
+            folder.mkdir(parents=True, exist_ok=True)  # another run that failed may have taken back what it had made
             waiting: list[tuple[Path, Path]] = []
             for name, text in texts.items():
-                temporary = folder / f".{name}.{os.getpid()}.tmp"
+                temporary = folder / f".rooftune.{secrets.token_hex(8)}.tmp"
                 leftovers.callback(temporary.unlink, missing_ok=True)
                 temporary.write_text(text, encoding="utf-8", newline="")
                 waiting.append((temporary, folder / name))
-            for temporary, target in waiting:
-                os.replace(temporary, target)
+            with _alone(folder):
+                for temporary, target in waiting:
+                    os.replace(temporary, target)
         except OSError as error:
             raise _refused(folder, error) from None
     return tuple(folder / name for name in texts)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """No other report is put into the folder meanwhile; a file system without locks lets everybody in."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

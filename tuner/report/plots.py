@@ -1,5 +1,6 @@
 """Pictures drawn with matplotlib, as SVG that is the same for the same data. The one file that imports it."""
 
+import io
 import itertools
 import math
 from pathlib import Path
@@ -8,8 +9,8 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from policies.errors import InputError
 from policies.step_time import StepModel, step_time
+from tuner.files import write_whole
 from tuner.model.roofline import Interval
 from tuner.model.samples import FloatArray, StepSamples
 
@@ -22,7 +23,7 @@ _KNEE = "#c2571a"
 def step_time_plot(path: str | Path, samples: StepSamples, model: StepModel, knee: Interval | None = None) -> None:
     """Write measured and predicted step time (ms, log) against computed tokens (log) to an SVG file.
 
-    knee: shaded when it is bounded on both sides, in tokens. Raises InputError when the path cannot be written.
+    knee: shaded when it is bounded on both sides, in tokens. Raises what ``write_whole`` raises.
     """
     with mpl.rc_context({"svg.hashsalt": "rooftune", "svg.fonttype": "none", "font.size": 10.0}):
         figure = Figure(figsize=(7.0, 4.2), layout="constrained")
@@ -42,10 +43,9 @@ def step_time_plot(path: str | Path, samples: StepSamples, model: StepModel, kne
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.legend(loc="upper left", frameon=False)
-        try:
-            figure.savefig(path, format="svg", metadata={"Date": None, "Creator": "rooftune"})
-        except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror or error}; give a writable path") from error
+        picture = io.BytesIO()
+        figure.savefig(picture, format="svg", metadata={"Date": None, "Creator": "rooftune"})
+    write_whole(path, picture.getvalue())
 
 
 def _band(model: StepModel, samples: StepSamples) -> tuple[FloatArray, FloatArray, FloatArray]:

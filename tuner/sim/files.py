@@ -1,21 +1,13 @@
-"""Reading and writing whole text files so that every failure is one clear line.
+"""Reading and writing whole text files so that every failure is one clear line."""
 
-A write goes to a temporary file beside the target and is renamed over it: a reader never sees half a file.
-"""
-
-import os
-from contextlib import suppress
 from pathlib import Path
 
 from policies.errors import InputError
+from tuner.files import shown_path, write_whole
+
+__all__ = ["MAX_FILE_BYTES", "read_text", "shown_path", "write_text"]
 
 MAX_FILE_BYTES = 512 * 1024 * 1024
-
-
-def shown_path(path: str | Path) -> str:
-    """A path for a message, escaped when it holds anything that does not print."""
-    text = str(path)
-    return text if text and text.isprintable() else repr(text)
 
 
 def read_text(path: str | Path, wanted: str = "a CSV or JSONL file with at least one request") -> str:
@@ -50,32 +42,9 @@ def read_text(path: str | Path, wanted: str = "a CSV or JSONL file with at least
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write ``text`` as UTF-8, whole or not at all.
-
-    Raises InputError when the target is a folder or a device, or cannot be written.
-    """
-    target = Path(path)
-    where = shown_path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp") if target.name else target
+    """Write ``text`` as UTF-8, whole or not at all. Raises what ``write_whole`` raises."""
     try:
-        if not target.name or target.is_dir():
-            raise InputError(f"{where} is a folder; name a file in it")
-        if target.exists() and not target.is_file():
-            # A rename would replace the device or pipe itself.
-            raise InputError(f"{where} is not a regular file; name one to write")
-        try:
-            with open(temporary, "x", encoding="utf-8", newline="") as stream:
-                stream.write(text)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(temporary, target)
-        finally:
-            with suppress(FileNotFoundError):
-                temporary.unlink()
-    except OSError as error:
-        reason = error.strerror or error
-        raise InputError(f"cannot write {where}: {reason}; choose a folder that exists and is yours") from None
+        data = text.encode("utf-8")
     except UnicodeEncodeError:
-        raise InputError(f"cannot write {where}: a name in it is not valid text; rename it") from None
-    except ValueError:
-        raise InputError(f"{where} is not a valid path; check it") from None
+        raise InputError(f"cannot write {shown_path(path)}: a name in it is not valid text; rename it") from None
+    write_whole(path, data)

@@ -1,0 +1,50 @@
+"""Writing a whole file so that every failure is one clear line and nobody ever sees half of it."""
+
+import errno
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+from policies.errors import InputError, UnreachableError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def shown_path(path: str | Path) -> str:
+    """A path for a message, escaped when it holds anything that does not print."""
+    text = str(path)
+    return text if text and text.isprintable() else repr(text)
+
+
+def write_whole(path: str | Path, data: bytes) -> None:
+    """Write ``data`` to a temporary file beside the target and rename it over that: whole or not at all.
+
+    Raises InputError when the target is a folder or a device, or cannot be written; a full disk: UnreachableError.
+    """
+    target = Path(path)
+    where = shown_path(path)
+    # By chance and not by the process's number, which another container's process may have as well.
+    temporary = target.parent / f".rooftune.{secrets.token_hex(8)}.tmp"
+    try:
+        if not target.name or target.is_dir():
+            raise InputError(f"{where} is a folder; name a file in it")
+        if target.exists() and not target.is_file():
+            # A rename would replace the device or pipe itself.
+            raise InputError(f"{where} is not a regular file; name one to write")
+        try:
+            with open(temporary, "xb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(temporary, target)
+        finally:
+            with suppress(FileNotFoundError):
+                temporary.unlink()
+    except OSError as error:
+        reason = error.strerror or error
+        if error.errno in FULL:
+            raise UnreachableError(f"cannot write {where}: {reason}; free some space") from None
+        raise InputError(f"cannot write {where}: {reason}; choose a folder that exists and is yours") from None
+    except ValueError:  # a NUL inside the path
+        raise InputError(f"{where} is not a valid path; check it") from None
