@@ -12,12 +12,12 @@ from tuner.control.decide_stage import Verdict, decide_cycle, kv_bound
 from tuner.control.draft import Draft
 from tuner.control.exploration import measured_cost_slo_s, predicted_cost_slo_s
 from tuner.control.fit_stage import Learner
-from tuner.control.memory import knobs_of
+from tuner.control.memory import Trial, knobs_of
 from tuner.control.options import LoopOptions
 from tuner.control.propose_stage import Found, Proposal
 from tuner.control.sight import Sighting
 from tuner.control.standing import Holder
-from tuner.control.verify_stage import PACE_RATIO, Terms, check
+from tuner.control.verify_stage import PACE_RATIO, Checked, Terms, check
 
 # A trial that turns out bad is seen in one cycle and taken back in it; the next one makes sure.
 REVERT_CYCLES = 2.0
@@ -38,8 +38,7 @@ class Judge:
                 book.before = (trial.push_cycle, seen.window)  # another controller pushed: its rows, as far as they go
             before = book.before[1]
             checked = check(trial, before, seen, self._options.thresholds, self._terms, self._learner.model)
-            if checked.matched is not None and checked.matched.matched:
-                book.change(running_slo_s=measured_cost_slo_s(checked.matched.gain, checked.elapsed_s))
+            book.change(running_slo_s=self._cost_slo_s(trial, checked))
             draft.put(verify=checked.part)
             if max(checked.pace_ratio, 1.0 / checked.pace_ratio) > PACE_RATIO:
                 draft.note(
@@ -52,6 +51,13 @@ class Judge:
                 sight = replace(sight, standing=replace(sight.standing, trial=None, kept=book.memory.kept))
         draft.put(spent_slo_s=book.spent_slo_s(sight.day), trust=book.memory.trust.ratio)
         return sight
+
+    def _cost_slo_s(self, trial: Trial, checked: Checked) -> float:
+        """What the trial has cost so far: what was measured, or while nothing can be compared what was at risk."""
+        if checked.matched is not None and checked.matched.matched:
+            return measured_cost_slo_s(checked.matched.gain, checked.elapsed_s)
+        at_risk_slo_s = predicted_cost_slo_s(math.nan, trial.twin_error, checked.elapsed_s)
+        return max(self._book.memory.running_slo_s, at_risk_slo_s)
 
     def decide(self, sight: Sighting, found: Found, draft: Draft) -> Verdict:
         """What the guard says of this cycle."""

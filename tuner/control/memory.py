@@ -90,8 +90,8 @@ class Tried(Part):
 class Memory(Part):
     """Everything in one value, so that it is never half written. shadow_s: time spent in shadow so far.
 
-    running_slo_s: what the trial in force has cost so far; it joins ``days`` when the trial ends. model: the one that
-    ``tried`` and the trust ratio are about, "" while none is known.
+    running_slo_s: what the trial in force has cost so far, or may have while nobody can tell; it joins ``days`` when
+    the trial ends. model: the one that ``tried`` and the trust ratio are about, "" while none is known.
     """
 
     trial: Trial | None = None
