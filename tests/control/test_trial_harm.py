@@ -1,17 +1,19 @@
 """What a trial costs, and what ends it, where the comparison of two windows says nothing or too little."""
 
+from typing import Any
+
 import pytest
 
 from policies import wire
+from policies.guard import Reason
+from policies.verify import RollbackThresholds
 from tests.control.doubles import Rig, options, proposes, rig
-from tests.control.test_loop import FITTING, memory_of, pushed
-
-QUICK = options(search_requests=20)
+from tests.control.test_loop import BOOT, FITTING, memory_of, pushed, reverted
 
 
-def on_trial() -> Rig:
+def on_trial(**given: Any) -> Rig:
     """The better setting has just been pushed."""
-    run = rig(proposes(step_tokens=512, gain=0.12), options=QUICK)
+    run = rig(proposes(step_tokens=512, gain=0.12), options=options(search_requests=20, **given))
     run.run(8, until=pushed)
     return run
 
@@ -38,3 +40,34 @@ def test_what_was_measured_takes_the_place_of_what_was_at_risk() -> None:
     run = on_trial()
     run.run(6, until=lambda record: record.verify is not None and record.verify.verdict == "better")
     assert run.setting == FITTING and run.records[-1].spent_slo_s == 0.0
+
+
+# --- preemptions -------------------------------------------------------------------------------
+
+
+def preempt(run: Rig, count: int) -> None:
+    """The engine's next so many steps preempt one request each."""
+    left, honest = [count], run.port.steps_after
+
+    def preempting(after: int) -> wire.StepColumns:
+        page = honest(after)
+        given = min(left[0], len(page.step))
+        left[0] -= given
+        return page.model_copy(update={"preemptions": tuple(int(at < given) for at in range(len(page.step)))})
+
+    run.port.steps_after = preempting  # type: ignore[method-assign]  # a port's method, scripted
+
+
+@pytest.mark.parametrize(("count", "back"), [(1, False), (3, True)])
+def test_one_preemption_just_after_a_push_is_no_rate_and_several_are(count: int, back: bool) -> None:
+    run = on_trial(thresholds=RollbackThresholds(preemptions_per_s=0.05))
+    preempt(run, count)
+    run.run(4, until=reverted)
+    assert (run.records[-1].reason is Reason.OPERATOR_THRESHOLD) is back and (run.setting == BOOT) is back
+
+
+def test_where_no_preemption_is_allowed_one_is_enough_once_the_window_can_tell() -> None:
+    run = on_trial(thresholds=RollbackThresholds(preemptions_per_s=0.0))
+    preempt(run, 1)
+    run.run(5, until=reverted)
+    assert run.records[-1].reason is Reason.OPERATOR_THRESHOLD and run.setting == BOOT

@@ -12,6 +12,8 @@ from tuner.observe.window import Window
 
 # Of fewer samples an operator's threshold is not judged: a p99 of three requests is the slowest of three.
 THRESHOLD_GAPS, THRESHOLD_REQUESTS = 100, 20
+# Fewer preemptions than that are no rate in less than so many seconds: one of the first second would be one a second.
+THRESHOLD_PREEMPTIONS, THRESHOLD_SPAN_S = 3, 30.0
 # Failed requests: so many at least, and so much more than before.
 ERRORS_LEAST, ERRORS_SHARE = 3, 0.02
 
@@ -40,9 +42,14 @@ def observed(window: Window, start_s: float, end_s: float) -> Observed:
     return Observed(
         gap_p99_s=_gap_p99_s(steps),
         queue_p99_s=quantile(queue_s(rows.outcomes(), finished), 0.99) if enough else math.nan,
-        preemptions_per_s=float(steps.preemptions.sum()) / span_s if span_s > 0.0 else math.nan,
+        preemptions_per_s=_rate(int(steps.preemptions.sum()), span_s),
         failed_share=float((~finished).mean()) if enough else math.nan,
     )
+
+
+def _rate(preemptions: int, span_s: float) -> float:
+    told = span_s >= THRESHOLD_SPAN_S or (preemptions >= THRESHOLD_PREEMPTIONS and span_s > 0.0)
+    return preemptions / span_s if told else math.nan
 
 
 def _gap_p99_s(steps: StepRows) -> float:
