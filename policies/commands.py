@@ -12,6 +12,16 @@ from dataclasses import dataclass
 COMMAND_GROUP = "rooftune.commands"
 BENCH_GROUP = "rooftune.benches"
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, raised where Ctrl-C would be."""
+
+
+def exit_code_of(stop: KeyboardInterrupt) -> int:
+    """128 and the number of the signal, as a shell has it."""
+    return EXIT_TERMINATED if isinstance(stop, Terminated) else EXIT_INTERRUPTED
 
 
 @dataclass(frozen=True)
@@ -19,8 +29,8 @@ class Command:
     """One subcommand. Write ``help`` as a plain string literal: the overview reads it without importing the module.
 
     add_arguments: adds the flags to a fresh parser; run: does the work and returns the exit code
-    (0 done, 1 refused or infeasible, 2 usage or input, 3 unreachable, ``EXIT_INTERRUPTED`` when it ends with what there
-    was) or raises a ``RooftuneError``.
+    (0 done, 1 refused or infeasible, 2 usage or input, 3 unreachable, ``exit_code_of`` what stopped it when it ends
+    with what there was) or raises a ``RooftuneError``. What serves until it is told to end, ends with 0 when it is.
     """
 
     name: str

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.commands import COMMAND_GROUP
+from policies.commands import COMMAND_GROUP, Terminated
 from tests.observe.fake_port import FakePort, broken
 from tuner.cli import record_steps
 from tuner.cli.main import main
@@ -56,24 +56,30 @@ def test_what_comes_while_it_looks_is_taken_too_and_what_was_overwritten_is_coun
                 port.step()
 
     port.before = more
-    rows, lost, interrupted = record_steps.record(ProtocolReader(port, clock), clock, 2.0)
-    assert not interrupted
+    rows, lost, code = record_steps.record(ProtocolReader(port, clock), clock, 2.0)
+    assert code == 0
     assert clock.now_s() == 2.0
     # Four looks with four new steps each, then one with twelve of which the ring holds eight.
     assert (len(rows), lost) == (8 + 3 * 4 + 8, 1 + 4)
     assert rows.step.tolist() == sorted(set(rows.step.tolist()))
 
 
-def test_an_interrupted_wait_keeps_what_has_come() -> None:
+@pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])
+def test_an_interrupted_wait_keeps_what_has_come(
+    stop: type[KeyboardInterrupt], code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     port, clock = with_steps(5), ManualClock()
 
     def interrupt(name: str) -> None:
         if clock.now_s() > 0.0:
-            raise KeyboardInterrupt
+            raise stop
 
     port.before = interrupt
-    rows, _, interrupted = record_steps.record(ProtocolReader(port, clock), clock, 60.0)
-    assert len(rows) == 5 and interrupted
+    monkeypatch.setattr(port, "close", lambda: None, raising=False)
+    monkeypatch.setattr(record_steps, "HttpPort", lambda *_: port)
+    monkeypatch.setattr(record_steps, "SystemClock", lambda: clock)
+    assert run("--out", tmp_path / "steps.csv", "--for", "60s") == code
+    assert len(read_steps(tmp_path / "steps.csv")) == 5
 
 
 def test_an_engine_without_steps_without_an_answer_or_an_unusable_file_is_one_line(

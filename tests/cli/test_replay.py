@@ -135,7 +135,10 @@ def test_nothing_answered_whole_is_exit_1_and_still_written(
     assert shown.count("\n") == 1 and "cut_short x 6" in shown
 
 
-def test_an_interruption_writes_what_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interruption_writes_what_there_is(
+    number: signal.Signals, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     async def first_only(one: Asked, writer: asyncio.StreamWriter) -> None:
         if len(one.body["prompt"]) == 5:
             await whole(one, writer)
@@ -144,12 +147,14 @@ def test_an_interruption_writes_what_there_is(tmp_path: Path, capsys: pytest.Cap
         writer.write(token())
         await writer.drain()
         await asyncio.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
         await asyncio.sleep(60)
 
     path = traffic(tmp_path / "t.csv", [(0.0, 5, 2), (0.3, 6, 9), (500.0, 7, 2)])
+    before = signal.getsignal(number)
     with stub_server(first_only) as stub:
-        assert replay("--url", stub.url, "--traffic", path, "--out", tmp_path / "r.json", "--quiet") == 130
+        assert replay("--url", stub.url, "--traffic", path, "--out", tmp_path / "r.json", "--quiet") == code
+    assert signal.getsignal(number) is before
     result = read_result(tmp_path / "r.json")
     assert result.interrupted and result.unsent == 1
     assert [row.failure for row in result.requests] == [None, "interrupted"]

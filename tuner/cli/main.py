@@ -20,12 +20,11 @@ from threading import Timer
 from types import FrameType
 from typing import NoReturn
 
-from policies.commands import COMMAND_GROUP, EXIT_INTERRUPTED, Command
+from policies.commands import COMMAND_GROUP, Command, Terminated, exit_code_of
 from policies.errors import InputError, RooftuneError, UnreachableError
 from tuner.cli.registry import find, help_of, missing_extra, registered
 
 EXIT_DEFECT = 70
-EXIT_TERMINATED = 143
 EXIT_BROKEN_PIPE = 141
 _TRACE = "ROOFTUNE_TRACE"
 
@@ -47,10 +46,8 @@ def main(argv: Sequence[str] | None = None, points: dict[str, EntryPoint] | None
     except BrokenPipeError:
         _drop_output()
         return EXIT_BROKEN_PIPE
-    except _Terminated:
-        return _fail("terminated", EXIT_TERMINATED)
-    except KeyboardInterrupt:
-        return _fail("interrupted", EXIT_INTERRUPTED)
+    except KeyboardInterrupt as stop:
+        return _fail("terminated" if isinstance(stop, Terminated) else "interrupted", exit_code_of(stop))
     except RooftuneError as error:
         return _fail(str(error), error.exit_code)
     except Exception as error:  # noqa: BLE001 - the wide border: what arrives here is a defect of ours
@@ -58,12 +55,8 @@ def main(argv: Sequence[str] | None = None, points: dict[str, EntryPoint] | None
     return code
 
 
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM, raised where Ctrl-C would be."""
-
-
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise _Terminated
+    raise Terminated
 
 
 def _end_again(lost: "sys.UnraisableHookArgs") -> None:
@@ -72,7 +65,7 @@ def _end_again(lost: "sys.UnraisableHookArgs") -> None:
     if not isinstance(lost.exc_value, KeyboardInterrupt):
         sys.__unraisablehook__(lost)
         return
-    number = signal.SIGTERM if isinstance(lost.exc_value, _Terminated) else signal.SIGINT
+    number = signal.SIGTERM if isinstance(lost.exc_value, Terminated) else signal.SIGINT
     again = Timer(0.05, os.kill, (os.getpid(), number))
     again.daemon = True
     again.start()

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from policies.commands import EXIT_INTERRUPTED, Command
+from policies.commands import Command, exit_code_of
 from policies.errors import InputError
 from tuner.cli.out_file import check_out_file
 from tuner.cli.values import parse_duration
@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read, write, say what was lost. 130: interrupted, with what there was. Raises InputError, or UnreachableError for
-    an engine that does not answer."""
+    """Read, write, say what was lost. 130 or 143: stopped by a signal, with what there was. Raises InputError, or
+    UnreachableError for an engine that does not answer."""
     length_s = 0.0 if args.length is None else parse_duration(args.length, "--for")
     out = Path(args.out)
     check_out_file(args.out)
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         read_token(token_file)
     port = HttpPort(args.engine, token_file)
     try:
-        rows, lost, interrupted = record(ProtocolReader(port, SystemClock()), SystemClock(), length_s)
+        rows, lost, code = record(ProtocolReader(port, SystemClock()), SystemClock(), length_s)
     finally:
         port.close()
     samples = rows.samples() if len(rows) else None
@@ -58,18 +58,18 @@ def run(args: argparse.Namespace) -> int:
         f"{shown_path(out)}: {len(samples):,} steps of {int(sizes.min()):,} to {int(sizes.max()):,} tokens"
         + (f"; {lost:,} more had been overwritten before they were read" if lost else "")
     )
-    return EXIT_INTERRUPTED if interrupted else 0
+    return code
 
 
-def record(reader: ProtocolReader, clock: Clock, length_s: float) -> tuple[StepRows, int, bool]:
-    """Steps of the engine in their order, how many had been overwritten before they could be read, and whether it was
-    interrupted.
+def record(reader: ProtocolReader, clock: Clock, length_s: float) -> tuple[StepRows, int, int]:
+    """Steps of the engine in their order, how many had been overwritten before they could be read, and the exit code:
+    0, or that of the signal which ended it early.
 
     length_s: how long to go on (s); 0: what there is now.
     """
     ends_s = clock.now_s() + length_s
     parts: list[StepRows] = []
-    lost, interrupted = 0, False
+    lost, code = 0, 0
     try:
         while True:
             reading = reader.read()
@@ -82,11 +82,11 @@ def record(reader: ProtocolReader, clock: Clock, length_s: float) -> tuple[StepR
                 break
             if not reading.behind:
                 clock.sleep(min(POLL_S, max(left_s, 0.0)))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         if not parts:
             raise
-        interrupted = True
-    return StepRows.join(parts), lost, interrupted
+        code = exit_code_of(stop)
+    return StepRows.join(parts), lost, code
 
 
 COMMAND = Command("record-steps", "record an engine's steps, for fit", add_arguments, run)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 
-from policies.commands import EXIT_INTERRUPTED, Command
+from policies.commands import Command, exit_code_of
 from policies.errors import InputError, RefusedError, RooftuneError, UnreachableError
 from policies.slo import Slo
 from tuner.cli.out_file import check_out_file
@@ -69,7 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replay, write, print. 0: measured, whether or not the targets are met; 130: interrupted, with what there was."""
+    """Replay, write, print. 0: measured, whether or not the targets are met; 130 or 143: stopped by a signal, with what
+    there was."""
     slo, _ = read_slo(args, needed=False)
     if args.out is not None:
         check_out_file(args.out)
@@ -84,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
     sys.stdout.write(summary_line(result) if args.json else replay_text(result))
     if args.out is not None and not args.json:
         print(f"\nwrote {shown_path(args.out)}")
-    if result.interrupted:
-        return EXIT_INTERRUPTED
+    if measured.stop is not None:
+        return exit_code_of(measured.stop)
     _refuse_nothing_finished(result)
     return 0
 
@@ -152,7 +153,7 @@ def _result(job: Job, changes: tuple[str, ...], measured: Measured, slo: Slo) ->
         model=measured.model,
         vocab_tokens=measured.vocab_tokens,
         seed=job.seed,
-        interrupted=measured.interrupted,
+        interrupted=measured.stop is not None,
         unsent=measured.unsent,
         traffic=traffic_part(job.traffic, changes),
         objective=slo.objective,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import httpx
 import numpy as np
 
+from policies.commands import Terminated
 from policies.errors import InputError, RooftuneError
 from tuner.replay.client import ask, body, open_client, open_clients, served_model
 from tuner.replay.engine_side import EngineReader
@@ -44,13 +45,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Measured:
-    """What came of it. unsent: requests that an interruption kept back."""
+    """What came of it. unsent: requests that an interruption kept back. stop: that interruption, None for none."""
 
     model: str
     vocab_tokens: int
     rows: tuple[RequestPart, ...]
     unsent: int
-    interrupted: bool
+    stop: KeyboardInterrupt | None
     engine: EnginePart | None
     engine_error: str | None
 
@@ -80,7 +81,7 @@ async def replay(job: Job, progress: Callable[[int], None], say: Callable[[str],
                 http = clients[flight.index % len(clients)]
                 await ask(http, job.url, content, flight, since_start, job.limit_s)
 
-            with _stop_on_signals(stop):
+            with _stop_on_signals(stop) as seen:
                 flights = await send_all(planned_s, bodies, send, since_start, stop, progress)
         rows = tuple(_row(job.traffic, flight) for flight in flights)
         engine, engine_error = None, None
@@ -91,7 +92,7 @@ async def replay(job: Job, progress: Callable[[int], None], say: Callable[[str],
             except RooftuneError as error:  # what the client saw must not be lost with it
                 engine_error = str(error)
     unsent = len(job.traffic) - len(rows)
-    return Measured(model, vocab_tokens, rows, unsent, stop.is_set(), engine, engine_error)
+    return Measured(model, vocab_tokens, rows, unsent, seen[0] if seen else None, engine, engine_error)
 
 
 def _bodies(job: Job, model: str, vocab_tokens: int) -> Bodies:
@@ -141,19 +142,26 @@ async def _following(job: Job, http: httpx.AsyncClient) -> AsyncIterator[EngineR
 
 
 @contextmanager
-def _stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
-    """Ctrl-C and SIGTERM set ``stop`` instead of tearing down what has been measured."""
-    loop, caught = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
-    held = []
-    for one in caught:
+def _stop_on_signals(stop: asyncio.Event) -> Iterator[list[KeyboardInterrupt]]:
+    """Ctrl-C and SIGTERM set ``stop`` instead of tearing down what has been measured; gives those that came."""
+    loop, seen = asyncio.get_running_loop(), list[KeyboardInterrupt]()
+
+    def end(kind: type[KeyboardInterrupt]) -> None:
+        seen.append(kind())
+        stop.set()
+
+    before = {}
+    for one, kind in ((signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)):
+        handler = signal.getsignal(one)
         with suppress(NotImplementedError, RuntimeError, ValueError):  # no main thread, or no signals at all
-            loop.add_signal_handler(one, stop.set)
-            held.append(one)
+            loop.add_signal_handler(one, end, kind)
+            before[one] = handler
     try:
-        yield
+        yield seen
     finally:
-        for one in held:
+        for one, handler in before.items():
             loop.remove_signal_handler(one)
+            signal.signal(one, handler)
 
 
 def client_part(rows: tuple[RequestPart, ...]) -> ClientPart:
