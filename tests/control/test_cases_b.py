@@ -122,10 +122,12 @@ def test_case_28_a_storm_of_callers_that_hang_up_is_no_verdict_on_a_setting() ->
     run.run(16, until=lambda r: r.action is Action.PUSH)
     assert run.records[-1].action is Action.PUSH, "and when it is over, tuning goes on"
     hang_up[0] = True
-    run.run(3)
-    verify = run.records[-1].verify
+    run.run(3, until=lambda r: r.action is Action.REVERT)
+    verify, memory = run.records[-1].verify, run.controller._book.memory
     assert verify is not None and (verify.verdict, verify.reason) == ("inconclusive", "no_matched_traffic")
-    assert run.records[-1].reason is Reason.VERIFYING
+    assert (run.records[-1].action, run.records[-1].reason) == (Action.REVERT, CycleReason.ABORT_STORM)
+    assert run.setting == BOOT, "nobody knows whether the push is why, so it goes, and not for half an hour of that"
+    assert memory.tried[-1].verdict == "inconclusive" and memory.trust.failed == 0
 
 
 # --- 38 ----------------------------------------------------------------------------------------

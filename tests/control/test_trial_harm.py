@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from policies import wire
@@ -9,6 +10,10 @@ from policies.guard import Reason
 from policies.verify import RollbackThresholds
 from tests.control.doubles import Rig, options, proposes, rig
 from tests.control.test_loop import BOOT, FITTING, memory_of, pushed, reverted
+from tuner.control import observe_stage
+from tuner.control.harm import rising
+from tuner.control.outcome import CycleReason
+from tuner.observe.rows import ABORTED, FINISHED, IntArray
 
 
 def on_trial(**given: Any) -> Rig:
@@ -71,3 +76,28 @@ def test_where_no_preemption_is_allowed_one_is_enough_once_the_window_can_tell()
     preempt(run, 1)
     run.run(5, until=reverted)
     assert run.records[-1].reason is Reason.OPERATOR_THRESHOLD and run.setting == BOOT
+
+
+# --- callers that hang up ----------------------------------------------------------------------
+
+
+def test_more_hang_up_only_where_fewer_did_before() -> None:
+    def ended(aborted: int, count: int = 100) -> IntArray:
+        return np.array([ABORTED] * aborted + [FINISHED] * (count - aborted))
+
+    assert rising(ended(40), ended(5), ABORTED)
+    assert not rising(ended(40), ended(38), ABORTED), "they did so before"
+    assert not rising(ended(40), ended(5)), "nobody failed"
+
+
+def test_callers_that_always_hang_up_take_no_push_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of all do, before the push as after it."""
+    monkeypatch.setattr(observe_stage, "STORM_SHARE", 1.0)  # or nothing would be pushed
+    run = rig(proposes(step_tokens=512, gain=0.12), options=options(search_requests=20, verify_s=40.0))
+    run.engine.after_step = lambda engine: engine.abort_some(0.1) if engine.running.snapshot().step % 12 == 0 else None
+    run.run(12, until=pushed)
+    assert pushed(run.records[-1])
+    monkeypatch.setattr(observe_stage, "STORM_SHARE", 0.1)
+    run.run(4)
+    assert CycleReason.ABORT_STORM not in run.reasons and Reason.VERIFYING in run.reasons[-4:]
+    assert run.records[-1].verify is not None and run.records[-1].verify.verdict == "inconclusive"

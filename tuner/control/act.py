@@ -32,6 +32,8 @@ from tuner.ports.base import Port, PortError
 # While one of these holds, the engine is not to be held by somebody who sees nothing: the lease may end.
 _BLIND = frozenset({Reason.METRICS_STALE, Reason.BLOCKED_AFTER_REVERT, CycleReason.HELD_BY_OTHER})
 
+# A trial that is taken back for one of these was not shown to be worse.
+_NO_VERDICT = frozenset({Reason.INCONCLUSIVE_TOO_LONG, CycleReason.ABORT_STORM})
 
 # What a record holds for "since ever", which JSON cannot.
 SINCE_EVER_S = -1e12
@@ -177,7 +179,7 @@ class Actor:
         if target.budget_policy == STEP_TIME_TARGET and self._learner.model is None:
             target = seen.boot  # that policy counts with constants, and there are none
         why = f"cycle {draft.number}: {verdict.reason.value}"
-        outcome = Outcome.INCONCLUSIVE if verdict.reason is Reason.INCONCLUSIVE_TOO_LONG else Outcome.WORSE
+        outcome = Outcome.INCONCLUSIVE if verdict.reason in _NO_VERDICT else Outcome.WORSE
         if trial is not None:
             self._book.sentence(trial, sight.checked, outcome)
         elif sight.standing.kept is not None and verdict.reason is Reason.OPERATOR_THRESHOLD:

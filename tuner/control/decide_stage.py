@@ -48,11 +48,19 @@ def kv_bound(signals: tuple[SignalPart, ...]) -> bool:
 
 
 def decide_cycle(
-    now: Situation, limits: GuardLimits, *, freeze: CycleReason | None, why_none: Why, foreign: bool, other: bool
+    now: Situation,
+    limits: GuardLimits,
+    *,
+    freeze: CycleReason | None,
+    why_none: Why,
+    foreign: bool,
+    other: bool,
+    hung_up: bool = False,
 ) -> Verdict:
     """The guard decides; where it finds no proposal, the cycle says why there is none.
 
     freeze: why nothing can be judged. foreign: our lease holds what nobody here remembers. other: somebody else does.
+    hung_up: under a trial so many more hang up than before it that nothing can be judged.
     """
     said = decide(now, limits)
     if said.reason in (Reason.METRICS_STALE, Reason.BLOCKED_AFTER_REVERT):
@@ -63,8 +71,12 @@ def decide_cycle(
         return Verdict(Action.REVERT, CycleReason.FOUND_FOREIGN)
     stalled = freeze is CycleReason.STALLED
     on_trial = now.push_in_force and not now.verified
-    if stalled and on_trial and said.action is Action.HOLD and said.reason is not Reason.ENGINE_RESTARTED:
-        return Verdict(Action.REVERT, CycleReason.STALLED)  # also while paused or in a deploy
+    # Also while paused or in a deploy.
+    if on_trial and said.action is Action.HOLD and said.reason is not Reason.ENGINE_RESTARTED:
+        if stalled:
+            return Verdict(Action.REVERT, CycleReason.STALLED)
+        if hung_up:
+            return Verdict(Action.REVERT, CycleReason.ABORT_STORM, detail="far more hang up than before the push")
     if said.reason in _FIRST and not (stalled and said.reason is Reason.KV_BOUND):
         return _verdict(said)
     if freeze is not None:

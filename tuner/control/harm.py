@@ -1,4 +1,4 @@
-"""What hurts: the quantities of operator's thresholds, and requests that fail more than before. Pure."""
+"""What hurts: the quantities of operator's thresholds, and requests that fail or hang up more than before. Pure."""
 
 import math
 
@@ -18,12 +18,13 @@ THRESHOLD_PREEMPTIONS, THRESHOLD_SPAN_S = 3, 30.0
 ERRORS_LEAST, ERRORS_SHARE = 3, 0.02
 
 
-def rising(now: IntArray, before: IntArray) -> bool:
-    """Whether more requests fail than before: several, and beyond what chance would do. now, before: how they ended."""
-    failed = int((now == FAILED).sum())
+def rising(now: IntArray, before: IntArray, how: int = FAILED) -> bool:
+    """Whether more requests end like this than before: several, and beyond what chance would do. now, before: how
+    they ended."""
+    failed = int((now == how).sum())
     if failed < ERRORS_LEAST:
         return False
-    was = (int((before == FAILED).sum()) + 0.5) / (len(before) + 1.0) if len(before) else 0.0
+    was = (int((before == how).sum()) + 0.5) / (len(before) + 1.0) if len(before) else 0.0
     noise = 2.0 * math.sqrt(max(was * (1.0 - was), 0.0) / len(now))
     return failed / len(now) > was + ERRORS_SHARE + noise
 

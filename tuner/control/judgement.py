@@ -69,6 +69,7 @@ class Judge:
             why_none=found.why,
             foreign=sight.standing.foreign,
             other=sight.standing.holder is Holder.OTHER,
+            hung_up=sight.checked is not None and sight.checked.hung_up,
         )
         if verdict.setting is not None and verdict.reason in (Reason.SHADOW, Reason.SHADOW_TOO_SHORT):
             draft.put(would_push=moved_knobs(sight.seen.setting, verdict.setting))

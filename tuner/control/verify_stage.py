@@ -14,11 +14,13 @@ from policies.step_time import StepModel
 from policies.targets import Slo
 from policies.verify import Comparison, Judgement, RollbackThresholds, Verdict, VerdictReason, crossed, judge
 from tuner.control.figures import good_mask, judged
+from tuner.control.harm import rising
 from tuner.control.matched import Matched, Side, compare, overdue
 from tuner.control.memory import Trial
 from tuner.control.observe_stage import Seen, in_flight, storming, wait_bound_s, waiting_at
 from tuner.control.outcome import VerifyPart
 from tuner.model.roofline import predict
+from tuner.observe.rows import ABORTED, RequestRows
 from tuner.observe.window import Window
 
 MOST_BEFORE = 4
@@ -35,7 +37,7 @@ class Checked:
     """What came out. passed: a limited step was shown not to be worse, which is enough for it.
 
     elapsed_s: since the push; pace_ratio: see the function of that name. matched: None when there was nothing to
-    compare (yet, or because so many hung up).
+    compare (yet, or because so many hung up). hung_up: so many did, and that is more than before the push.
     """
 
     judgement: Judgement
@@ -44,6 +46,7 @@ class Checked:
     elapsed_s: float
     passed: bool
     pace_ratio: float
+    hung_up: bool
     part: VerifyPart
 
     @property
@@ -64,8 +67,7 @@ class Terms:
 
 def side(window: Window, slo: Slo, wait_s: float, start_s: float, end_s: float) -> Side:
     """The requests that arrived and ended between two instants, those that hung up left out. wait_s: overdue beyond."""
-    rows = window.requests_since(start_s)
-    rows = rows.select((rows.arrival_s <= end_s) & (rows.finish_s <= end_s))
+    rows = _inside(window, start_s, end_s)
     ended = window.requests.finish_s
     arrived = int(((ended > start_s) & (ended <= end_s)).sum()) + in_flight(window, end_s) - in_flight(window, start_s)
     kept = judged(rows)
@@ -78,6 +80,12 @@ def side(window: Window, slo: Slo, wait_s: float, start_s: float, end_s: float) 
         arrived=float(max(arrived, len(kept))),
         overdue=overdue(waiting_at(window, end_s), rate_rps, wait_s),
     )
+
+
+def _inside(window: Window, start_s: float, end_s: float) -> RequestRows:
+    """Requests, however they ended, that arrived and ended between two instants."""
+    rows = window.requests_since(start_s)
+    return rows.select((rows.arrival_s <= end_s) & (rows.finish_s <= end_s))
 
 
 def known_before_s(trial: Trial, before: Window) -> float:
@@ -96,12 +104,17 @@ def length_of(trial: Trial, before: Window, after: Window, settle_s: float, veri
     return max(0.0, min(after.now_s - from_s, known_before_s(trial, before), verify_s))
 
 
-def earlier(trial: Trial, before: Window, slo: Slo, wait_s: float, length_s: float) -> Side:
-    """Up to MOST_BEFORE windows of that length in a row, the last one up to the push, as one: each cuts off the same
-    kind of request, and more of them make a steadier measure."""
+def _spans(trial: Trial, before: Window, length_s: float) -> list[tuple[float, float]]:
+    """Up to MOST_BEFORE windows of that length in a row, the last one up to the push: each cuts off the same kind of
+    request, and more of them make a steadier measure."""
     count = max(1, min(MOST_BEFORE, int(known_before_s(trial, before) / length_s + 1e-9)))
     ends_s = [trial.began_s - k * length_s for k in reversed(range(count))]
-    sides = [side(before, slo, wait_s, end_s - length_s, end_s) for end_s in ends_s]
+    return [(end_s - length_s, end_s) for end_s in ends_s]
+
+
+def earlier(trial: Trial, before: Window, slo: Slo, wait_s: float, length_s: float) -> Side:
+    """The windows before the push as one."""
+    sides = [side(before, slo, wait_s, start_s, end_s) for start_s, end_s in _spans(trial, before, length_s)]
     return Side(
         good=np.concatenate([one.good for one in sides]),
         prompt_tokens=np.concatenate([one.prompt_tokens for one in sides]),
@@ -109,6 +122,13 @@ def earlier(trial: Trial, before: Window, slo: Slo, wait_s: float, length_s: flo
         arrived=sum(one.arrived for one in sides),
         overdue=sum(one.overdue for one in sides),
     )
+
+
+def more_hang_up(trial: Trial, before: Window, after: Window, length_s: float) -> bool:
+    """Whether so many more hang up than in windows of that length before the push that the push may be why."""
+    spans = _spans(trial, before, length_s)
+    was = np.concatenate([_inside(before, start_s, end_s).ended for start_s, end_s in spans])
+    return len(was) > 0 and rising(_inside(after, after.now_s - length_s, after.now_s).ended, was, ABORTED)
 
 
 def pace(window: Window, model: StepModel, start_s: float, end_s: float) -> float:
@@ -174,7 +194,8 @@ def check(
     if judgement.verdict is Verdict.BETTER and requests < terms.min_requests and not full:
         judgement = Judgement(Verdict.INCONCLUSIVE, VerdictReason.TOO_FEW_REQUESTS, judgement.prediction_held)
     passed = trial.stride and full and judgement.reason is VerdictReason.WITHIN_NOISE
-    return Checked(judgement, found, requests, elapsed_s, passed, ratio, _part(trial, comparison, judgement))
+    hung_up = storm and length_s > 0.0 and more_hang_up(trial, before, seen.window, length_s)
+    return Checked(judgement, found, requests, elapsed_s, passed, ratio, hung_up, _part(trial, comparison, judgement))
 
 
 def _part(trial: Trial, comparison: Comparison, judgement: Judgement) -> VerifyPart:
