@@ -183,6 +183,24 @@ def test_the_twin_plans_ahead_where_the_engine_does(ahead: bool) -> None:
     assert engine_of(run.searcher.jobs[0].engine).boot.plan_ahead == int(ahead)
 
 
+@pytest.mark.parametrize(
+    ("told", "keeps"),
+    [
+        ({}, 1),  # our own engine, always
+        ({"engine": "vllm"}, 0),  # the hook leaves vLLM alone until something is pushed
+        ({"engine": "vllm", "revision": 3}, 1),
+        ({"engine": "vllm", "revision": 4, "notes": ("hook off after a fault in before: KeyError: 1",)}, 0),
+        ({"engine": "vllm", "revision": 3, "notes": ("no chunk cap in this version",)}, 1),
+    ],
+)
+def test_the_twin_keeps_decodes_moving_where_the_engine_does(told: dict[str, Any], keeps: int) -> None:
+    run = rig(proposes(verdict="keep"), options=options(search_requests=20, live=False))
+    state = run.engine.running.tuning_state
+    run.engine.running.tuning_state = lambda: state().model_copy(update=told)  # type: ignore[method-assign]  # another
+    run.run(3)
+    assert engine_of(run.searcher.jobs[0].engine).boot.keep_decodes_moving == keeps
+
+
 # --- bad proposals -----------------------------------------------------------------------------
 
 

@@ -48,7 +48,7 @@ class WindowPart(Part):
 
 
 class EngineFacts(Part):
-    """The twin's engine: see ``tuner.sim.engine.Engine`` and ``policies.request.Boot``."""
+    """The twin's engine as it runs now: see ``tuner.sim.engine.Engine`` and ``policies.request.Boot``."""
 
     ceiling_tokens: Some
     kv_blocks: Some

@@ -27,6 +27,8 @@ from tuner.observe.window import Window
 STORM_SHARE, STORM_LEAST = 0.25, 10
 # From here on a pool of a size that nobody knows may hold requests back: a twin without its size would not.
 POOL_TIGHT = 0.9
+# How the hook names its engine, and how a note of its begins when it has switched itself off.
+VLLM, HOOK_OFF = "vllm", "hook off"
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,6 +184,16 @@ def envelope_of(state: wire.State) -> Envelope:
             if knob.min is not None and knob.max is not None
         )
     )
+
+
+def keeps_decodes_moving(state: wire.State) -> bool:
+    """Whether the engine's steps follow the rule that no prefill starves the decodes behind it.
+
+    The hook leaves vLLM exactly as it is until something is pushed, and again after a fault of its own. So before the
+    first push, a renewal or claim of the lease among them, a twin foretells a change without what the rule adds to it.
+    """
+    off = any(note.startswith(HOOK_OFF) for note in state.notes)
+    return state.engine != VLLM or (state.revision > 0 and not off)
 
 
 def in_flight(window: Window, at_s: float) -> int:

@@ -16,7 +16,7 @@ from tuner.control.effects import proven
 from tuner.control.fit_stage import noise_pairs
 from tuner.control.job import Answer, EngineFacts, Job, LiveTrial, OverrideRow, TargetRow
 from tuner.control.memory import Traffic, Tried, knobs_of, setting_of
-from tuner.control.observe_stage import Seen
+from tuner.control.observe_stage import Seen, keeps_decodes_moving
 from tuner.control.options import LoopOptions
 from tuner.control.outcome import CycleReason, FitPart, ProposalPart, TwinPart
 from tuner.control.traffic import alike
@@ -114,6 +114,7 @@ def make_job(
             block_tokens=envelope.kv_block_tokens or DEFAULT_BLOCK_TOKENS,
             sequence_ceiling=max(envelope.max_running, 1),
             chunking=envelope.chunking,
+            keep_decodes_moving=keeps_decodes_moving(seen.state),
             plan_ahead=envelope.plan_ahead,
         ),
         model=dict(model._asdict()),
