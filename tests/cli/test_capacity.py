@@ -67,6 +67,9 @@ def test_no_rate_at_all_is_1(mix: Path, capsys: pytest.CaptureFixture[str]) -> N
         ((*TARGETS, "--step-tokens", "100"), "sequence cap (256)"),
         ((*TARGETS, "--storage", "sqlite:///x.db"), "--storage"),
         ((*TARGETS, "--order", "deadline"), "--ttft-target"),
+        ((*TARGETS, "--step-tokens", "512", "--trials", "50"), "--trials does nothing with a setting of your own"),
+        ((*TARGETS, "--step-tokens", "512", "--seed", "5"), "--seed does nothing with a setting of your own"),
+        ((*TARGETS, "--step-tokens", "512", "--current-cap", "64"), "--current-cap does nothing with a setting of"),
     ],
 )
 def test_bad_flag_is_one_line(

@@ -240,6 +240,7 @@ BAD = [
     (["--preset", "real-ratio", "--traffic", "x"], "one of the two"),
     (["--preset", "nothing"], "real-ratio"),
     (["--preset", "real-ratio", "--window", "1s:2s"], "--window"),
+    (["--preset", "real-ratio", "--format", "azure"], "--format"),
     (["--traffic", "x", "--rate", "3"], "--rate"),
     (["--traffic", "x", "--preset-seed", "3"], "--preset-seed"),
     (["--preset", "real-ratio", "--vocab", "5"], "--vocab"),

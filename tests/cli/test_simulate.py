@@ -57,6 +57,7 @@ def test_prefix_caching_off_reads_every_prompt_whole(tmp_path: Path, capsys: pyt
     ("flags", "setting"),
     [
         (("--chunk-cap", "64", "--max-partial-prefills", "2"), {"chunk_cap_tokens": 64, "max_partial_prefills": 2}),
+        (("--chunk-cap", "64", "--adaptive-chunk-cap", "on"), {"chunk_cap_tokens": 64, "adaptive_chunk_cap": 1}),
         (("--order", "shortest-first", "--aging", "5s"), {"order_policy": 1, "aging_s": 5.0}),
         (("--order", "deadline", "--ttft-target", "2s"), {"order_policy": 2, "ttft_target_s": 2.0}),
         (("--budget-policy", "step-time-target", "--budget-target", "25ms"), {"budget_policy": 1}),
@@ -92,6 +93,14 @@ def test_a_request_that_never_fits_is_never_in_every_line(
     assert said.split()[-2:] == ["never", "3"]
 
 
+def test_the_cap_of_long_prompts_reaches_the_twin(mix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*_base("simulate", mix), "--step-tokens", "512", "--chunk-cap", "256")
+    held = ("--max-long-partial-prefills", "1", "--long-prompt-tokens", "1000", "--pass-over-max", "5s")
+    plain, capped = (_json(capsys, *words, *more)["rows"][0] for more in ((), held))
+    assert capped["setting"].items() >= {"long_prompt_tokens": 1000, "pass_over_max_s": 5.0}.items()
+    assert capped["ttft_p95_s"] != plain["ttft_p95_s"]
+
+
 @pytest.mark.parametrize(
     ("flags", "needed"),
     [
@@ -103,6 +112,22 @@ def test_a_request_that_never_fits_is_never_in_every_line(
         (("--budget-policy", "pressure"), "--pressure-tokens"),
         (("--budget-target", "5ms"), "step-time-target"),
         (("--chunk-cap", "-1"), "--chunk-cap"),
+        (
+            ("--budget-policy", "pressure", "--pressure-tokens", "9000"),
+            "--pressure-tokens is 9000, must be below the token budget (2048)",
+        ),
+        (
+            ("--budget-policy", "step-time-target", "--budget-target", "20ms", "--budget-floor", "2048"),
+            "--budget-floor is 2048, must be below the token budget (2048)",
+        ),
+        (("--long-prompt-tokens", "4000"), "--long-prompt-tokens does nothing without --max-long-partial-prefills"),
+        (
+            ("--long-prompt-tokens", "4000", "--max-long-partial-prefills", "0"),
+            "--long-prompt-tokens does nothing without --max-long-partial-prefills",
+        ),
+        (("--max-long-partial-prefills", "2"), "--max-long-partial-prefills needs --long-prompt-tokens"),
+        (("--pass-over-max", "5s"), "--pass-over-max does nothing without --max-partial-prefills or"),
+        (("--adaptive-chunk-cap", "on"), "--adaptive-chunk-cap does nothing without --chunk-cap"),
         (("--max-running", "300"), "1..256"),
     ],
 )

@@ -77,6 +77,8 @@ def test_an_override_changes_who_is_good(folder: Path, capsys: pytest.CaptureFix
         ({"setting": {"step_tokens": -1}}, "step_tokens is -1"),
         ({"setting": {"step_tokens": 512, "speed": 1}}, "'speed'"),
         ({"setting": {"step_tokens": 100}}, "sequence cap (256)"),
+        ({"setting": {"step_tokens": 512, "pressure_tokens": 9000}}, "pressure_tokens is 9000, must be at most"),
+        ({"setting": {"step_tokens": 512, "budget_floor_tokens": 8193}}, "budget_floor_tokens is 8193, must be at"),
         ({"engine": {"kv_tokens": 0}}, "engine.kv_tokens"),
         ({"targets": [GAP | {"bound_s": 0}]}, "bound_s"),
         ({"traffic": {"file": "none.csv"}}, "none.csv"),

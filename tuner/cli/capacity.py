@@ -56,6 +56,9 @@ def run(args: argparse.Namespace) -> int:
     given: Setting | None = None
     if any(getattr(args, name) != default for name, default in args.setting_defaults.items()):
         given = read_setting(args, engine, priced(model).formula)
+        for name in ("trials", "seed", "current_budget", "current_cap"):
+            if getattr(args, name) is not None:
+                raise InputError(f"--{name.replace('_', '-')} does nothing with a setting of your own; drop one")
     current, _ = read_current(args, engine)
     with progress_to_stderr(args.quiet) as progress:
         warm_twin(progress)

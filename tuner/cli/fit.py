@@ -31,6 +31,7 @@ _SHOWN: dict[str, tuple[str, float, str]] = {
     "slope_s_per_token": ("slope, per token", 1e6, "us"),
     "attention_s": ("per query-key pair", 1e12, "ps"),
 }
+_DEFAULTS = {"keep": "4096", "seed": "0", "first_seen": "auto", "cards": "1", "precision": "bf16"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,20 +46,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", metavar="FILE", help="write the picture here (SVG; default: --out with .svg)")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     limits = parser.add_argument_group("sampling")
-    limits.add_argument("--keep", default="4096", metavar="N", help="steps kept, evenly over tokens (default 4096)")
-    limits.add_argument("--seed", default="0", metavar="N", help="which steps are kept (default 0)")
+    parser.set_defaults(**_DEFAULTS)
+    limits.add_argument("--keep", metavar="N", help="steps kept, evenly over tokens (default 4096)")
+    limits.add_argument("--seed", metavar="N", help="which steps are kept (default 0)")
     limits.add_argument(
         "--first-seen",
-        default="auto",
         metavar="WHAT",
         help="the first step of each size, which pays for preparing kernels on CPU engines: keep, drop, or auto (drop "
         "when these take clearly longer than later steps; the default)",
     )
     prior = parser.add_argument_group("hardware prior, for what the steps do not tell")
     prior.add_argument("--card", metavar="NAME", help=f"one of {', '.join(sorted(CARDS))}")
-    prior.add_argument("--cards", default="1", metavar="N", help="cards that share the model (default 1)")
+    prior.add_argument("--cards", metavar="N", help="cards that share the model (default 1)")
     prior.add_argument("--parameters", metavar="N", help="parameters of the model, e.g. 8e9")
-    prior.add_argument("--precision", default="bf16", help=f"one of {', '.join(PRECISION_BYTES)} (default bf16)")
+    prior.add_argument("--precision", help=f"one of {', '.join(PRECISION_BYTES)} (default bf16)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -115,6 +116,7 @@ def _run_profile(arguments: argparse.Namespace) -> int:
         raise InputError("--profile is of one layer; say with --layers how many the model has (num_hidden_layers)")
     if arguments.card is not None or arguments.parameters is not None:
         raise InputError("a profile is measured and needs no hardware prior; drop --card and --parameters")
+    _refuse_idle(arguments, ("cards", "precision", "keep", "seed", "first_seen"), "with --profile")
     profile = read_profile(arguments.profile, parse_count(arguments.layers, "--layers"))
     fit = profile.fit
     errors = {"fitted_mape": mape(fit.model, profile.steps), "held_out_mape": profile.formula_mape}
@@ -147,11 +149,19 @@ def _plot(arguments: argparse.Namespace, steps: StepSamples, fit: StepFit) -> No
 
 def _prior(arguments: argparse.Namespace) -> StepPrior | None:
     if arguments.card is None and arguments.parameters is None:
+        _refuse_idle(arguments, ("cards", "precision"), "without --card")
         return None
     if arguments.card is None or arguments.parameters is None:
         raise InputError("a hardware prior needs both --card and --parameters; give both or neither")
     parameters = parse_positive(arguments.parameters, "--parameters")
     return card_prior(arguments.card, parameters, arguments.precision, parse_count(arguments.cards, "--cards"))
+
+
+def _refuse_idle(arguments: argparse.Namespace, names: tuple[str, ...], where: str) -> None:
+    """Raises InputError for a flag that would silently do nothing."""
+    for name in names:
+        if getattr(arguments, name) != _DEFAULTS[name]:
+            raise InputError(f"--{name.replace('_', '-')} does nothing {where}; drop it")
 
 
 def _kept(steps: StepSamples, keep: int, seed: int) -> StepSamples:

@@ -31,7 +31,7 @@ from tuner.sim.generate import MAX_SEED
 from tuner.sim.reshape import scale_rate
 from tuner.sim.workload import Traffic
 
-_FILE_ONLY = ("window", "burst", "sort")
+_FILE_ONLY = ("window", "burst", "sort", "format")
 _EXAMPLE = """examples:
   rooftune replay --traffic trace.csv --url http://127.0.0.1:8000 --ttft-p99 2s --gap-p99 50ms --out result.json
   rooftune replay --preset peak-ratio --rate 2 --span 2m --length-scale 0.05 --url http://127.0.0.1:8000 \\
@@ -116,7 +116,7 @@ def _traffic(args: argparse.Namespace) -> tuple[Traffic, tuple[str, ...]]:
         raise InputError("give the traffic with --traffic FILE or with --preset NAME, one of the two")
     owned, owner = (("rate", "span", "preset_seed"), "--preset") if args.preset is None else (_FILE_ONLY, "--traffic")
     for name in owned:
-        if getattr(args, name):
+        if getattr(args, name) not in (None, False, "", "auto"):
             raise InputError(f"--{name.replace('_', '-')} belongs to {owner}; drop it")
     if args.preset is None:
         return read_traffic(args)

@@ -48,7 +48,7 @@ def read_setting(args: argparse.Namespace, engine: Engine, model: StepModel) -> 
     for name, owner in _BUDGET_OWNED.items():
         if getattr(args, name) is not None and args.budget_policy != owner:
             raise InputError(
-                f"--{name.replace('_', '-')} belongs to --budget-policy {owner}, not {args.budget_policy!r}; drop it"
+                f"{_flag(name)} belongs to --budget-policy {owner}, not {args.budget_policy!r}; drop it"
             )
     if args.ttft_target is not None and order_policy != DEADLINE:
         raise InputError(f"--ttft-target belongs to --order deadline, not {args.order!r}; drop it")
@@ -56,7 +56,7 @@ def read_setting(args: argparse.Namespace, engine: Engine, model: StepModel) -> 
         raise InputError("--aging belongs to --order shortest-first or deadline, not 'fcfs'; drop it")
     for owner, name in (("step-time-target", "budget_target"), ("pressure", "pressure_tokens")):
         if args.budget_policy == owner and getattr(args, name) is None:
-            raise InputError(f"--budget-policy {owner} needs --{name.replace('_', '-')}; give it")
+            raise InputError(f"--budget-policy {owner} needs {_flag(name)}; give it")
     if order_policy == DEADLINE and args.ttft_target is None:
         raise InputError("--order deadline needs --ttft-target; give it, such as 2s")
     setting = Setting(
@@ -81,8 +81,36 @@ def read_setting(args: argparse.Namespace, engine: Engine, model: StepModel) -> 
         # What a prompt token costs beyond the floor: the roofline's own slope.
         prefill_s_per_token=model.slope_s_per_token if order_policy == DEADLINE else 0.0,
     )
+    _refuse_idle(args, setting)
     check_setting(setting, engine)
     return setting
+
+
+def _refuse_idle(args: argparse.Namespace, setting: Setting) -> None:
+    """Raises InputError for a knob that was given and can do nothing beside the others."""
+    for name, value in (("pressure_tokens", setting.pressure_tokens), ("budget_floor", setting.budget_floor_tokens)):
+        if value >= setting.step_tokens:
+            bound = f"below the token budget ({setting.step_tokens})"
+            raise InputError(f"{_flag(name)} is {value}, must be {bound}; lower it or raise --step-tokens")
+    caps = ("max_partial_prefills", "max_long_partial_prefills")
+    idle = (
+        ("adaptive_chunk_cap", setting.adaptive_chunk_cap, ("chunk_cap",), setting.chunk_cap_tokens),
+        ("long_prompt_tokens", setting.long_prompt_tokens, caps[1:], setting.max_long_partial_prefills),
+        ("pass_over_max", args.pass_over_max, caps, any(getattr(setting, cap) for cap in caps)),
+    )
+    for name, given, owners, owned in idle:
+        if given and not owned:
+            needed = " or ".join(map(_flag, owners))
+            raise InputError(f"{_flag(name)} does nothing without {needed}; give that too, or drop it")
+    if setting.max_long_partial_prefills and not setting.long_prompt_tokens:
+        raise InputError(
+            "--max-long-partial-prefills needs --long-prompt-tokens, from which on a prompt is long; give it, or "
+            "--max-partial-prefills for all prompts"
+        )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _choice(text: str, what: str, known: dict[str, int]) -> int:

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from policies.errors import InputError
+from policies.errors import InputError, bad_value
 from policies.request import Boot, Setting
 from policies.slo import Condition, Metric, Override, Slo, Target
 from tuner.record import first_problem
@@ -153,6 +153,9 @@ class SimulateInput(_Part):
                 raise InputError(
                     f"{where}: {name} is {value!r}, must be at least 0 and whole unless a time; correct it"
                 )
+            if name in ("budget_floor_tokens", "pressure_tokens") and value > self.engine.ceiling_tokens:
+                bound = f"at most engine.ceiling_tokens ({self.engine.ceiling_tokens})"
+                raise bad_value(f"{where}: {name}", value, bound, "lower it")
         return Setting(**{"max_running": self.engine.max_seqs, **values})  # type: ignore[arg-type]  # checked above
 
     def load_traffic(self, beside: Path) -> Traffic:
