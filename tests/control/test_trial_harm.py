@@ -101,3 +101,27 @@ def test_callers_that_always_hang_up_take_no_push_back(monkeypatch: pytest.Monke
     run.run(4)
     assert CycleReason.ABORT_STORM not in run.reasons and Reason.VERIFYING in run.reasons[-4:]
     assert run.records[-1].verify is not None and run.records[-1].verify.verdict == "inconclusive"
+
+
+# --- nobody gets on ----------------------------------------------------------------------------
+
+
+def all_clients_wait(run: Rig, tokens: int, clients: int) -> None:
+    """As many clients as there are wait for an answer each, and none asks anew before it has it."""
+    run.engine.silence()
+    for _ in range(clients):
+        run.engine.submit(100, tokens)
+
+
+def test_a_push_under_which_nobody_comes_to_an_end_goes_back_before_a_window_is_over() -> None:
+    run = on_trial()
+    all_clients_wait(run, 8000, 40)
+    run.run(5, until=reverted)
+    assert run.records[-1].reason is CycleReason.STALLED and run.setting == BOOT
+
+
+def test_long_answers_that_keep_nobody_waiting_are_no_stall() -> None:
+    run = on_trial()
+    all_clients_wait(run, 8000, 30)
+    run.run(5)
+    assert not any(reverted(record) for record in run.records) and run.setting == FITTING

@@ -56,11 +56,12 @@ def decide_cycle(
     foreign: bool,
     other: bool,
     hung_up: bool = False,
+    nobody_ends: bool = False,
 ) -> Verdict:
     """The guard decides; where it finds no proposal, the cycle says why there is none.
 
     freeze: why nothing can be judged. foreign: our lease holds what nobody here remembers. other: somebody else does.
-    hung_up: under a trial so many more hang up than before it that nothing can be judged.
+    hung_up: under a trial so many more hang up than before it that nothing can be judged. nobody_ends: under it.
     """
     said = decide(now, limits)
     if said.reason in (Reason.METRICS_STALE, Reason.BLOCKED_AFTER_REVERT):
@@ -73,7 +74,7 @@ def decide_cycle(
     on_trial = now.push_in_force and not now.verified
     # Also while paused or in a deploy.
     if on_trial and said.action is Action.HOLD and said.reason is not Reason.ENGINE_RESTARTED:
-        if stalled:
+        if stalled or nobody_ends:
             return Verdict(Action.REVERT, CycleReason.STALLED)
         if hung_up:
             return Verdict(Action.REVERT, CycleReason.ABORT_STORM, detail="far more hang up than before the push")

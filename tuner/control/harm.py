@@ -7,7 +7,7 @@ import numpy as np
 from policies.quantiles import quantile, weighted_quantile
 from policies.verify import Observed
 from tuner.control.figures import judged, queue_s
-from tuner.observe.rows import FAILED, FINISHED, IntArray, StepRows
+from tuner.observe.rows import FAILED, FINISHED, FloatArray, IntArray, StepRows
 from tuner.observe.window import Window
 
 # Of fewer samples an operator's threshold is not judged: a p99 of three requests is the slowest of three.
@@ -16,6 +16,29 @@ THRESHOLD_GAPS, THRESHOLD_REQUESTS = 100, 20
 THRESHOLD_PREEMPTIONS, THRESHOLD_SPAN_S = 3, 30.0
 # Failed requests: so many at least, and so much more than before.
 ERRORS_LEAST, ERRORS_SHARE = 3, 0.02
+# Somebody waits at every step and nobody ends for so long, although at the pace of before so many would have: a stall.
+STALL_S, STALL_ENDS = 30.0, 10.0
+
+
+def nobody_ends(before: Window, after: Window, from_s: float, began_s: float) -> bool:
+    """Whether nobody gets on any more since ``began_s``; before: the rows of then, known from ``from_s`` on.
+
+    By the time that steps took, so that hours without traffic count for nothing; where nobody waits, all who are there
+    may be in the middle of long answers.
+    """
+    then = before.steps.select((before.steps.start_s >= from_s) & (before.steps.end_s <= began_s))
+    ends_s = _finishes(before)
+    latest_s = float(_finishes(after).max(initial=began_s))
+    now = after.steps.select(after.steps.start_s >= latest_s)
+    then_s, now_s = float(then.duration_s.sum()), float(now.duration_s.sum())
+    if now_s < STALL_S or then_s <= 0.0 or not (now.waiting > 0).all():
+        return False
+    return float(((ends_s >= from_s) & (ends_s <= began_s)).sum()) / then_s * now_s >= STALL_ENDS
+
+
+def _finishes(window: Window) -> FloatArray:
+    ends_s: FloatArray = window.requests.finish_s[window.requests.ended == FINISHED]
+    return ends_s
 
 
 def rising(now: IntArray, before: IntArray, how: int = FAILED) -> bool:

@@ -70,6 +70,7 @@ class Judge:
             foreign=sight.standing.foreign,
             other=sight.standing.holder is Holder.OTHER,
             hung_up=sight.checked is not None and sight.checked.hung_up,
+            nobody_ends=sight.checked is not None and sight.checked.stalled,
         )
         if verdict.setting is not None and verdict.reason in (Reason.SHADOW, Reason.SHADOW_TOO_SHORT):
             draft.put(would_push=moved_knobs(sight.seen.setting, verdict.setting))

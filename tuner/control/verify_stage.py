@@ -14,7 +14,7 @@ from policies.step_time import StepModel
 from policies.targets import Slo
 from policies.verify import Comparison, Judgement, RollbackThresholds, Verdict, VerdictReason, crossed, judge
 from tuner.control.figures import good_mask, judged
-from tuner.control.harm import rising
+from tuner.control.harm import nobody_ends, rising
 from tuner.control.matched import Matched, Side, compare, overdue
 from tuner.control.memory import Trial
 from tuner.control.observe_stage import Seen, in_flight, storming, wait_bound_s, waiting_at
@@ -37,7 +37,8 @@ class Checked:
     """What came out. passed: a limited step was shown not to be worse, which is enough for it.
 
     elapsed_s: since the push; pace_ratio: see the function of that name. matched: None when there was nothing to
-    compare (yet, or because so many hung up). hung_up: so many did, and that is more than before the push.
+    compare (yet, or because so many hung up). hung_up: so many did, and that is more than before the push. stalled:
+    nobody got on since.
     """
 
     judgement: Judgement
@@ -47,6 +48,7 @@ class Checked:
     passed: bool
     pace_ratio: float
     hung_up: bool
+    stalled: bool
     part: VerifyPart
 
     @property
@@ -195,7 +197,9 @@ def check(
         judgement = Judgement(Verdict.INCONCLUSIVE, VerdictReason.TOO_FEW_REQUESTS, judgement.prediction_held)
     passed = trial.stride and full and judgement.reason is VerdictReason.WITHIN_NOISE
     hung_up = storm and length_s > 0.0 and more_hang_up(trial, before, seen.window, length_s)
-    return Checked(judgement, found, requests, elapsed_s, passed, ratio, hung_up, _part(trial, comparison, judgement))
+    stalled = nobody_ends(before, seen.window, trial.began_s - known_before_s(trial, before), trial.began_s)
+    part = _part(trial, comparison, judgement)
+    return Checked(judgement, found, requests, elapsed_s, passed, ratio, hung_up, stalled, part)
 
 
 def _part(trial: Trial, comparison: Comparison, judgement: Judgement) -> VerifyPart:
