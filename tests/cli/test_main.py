@@ -3,8 +3,10 @@
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -272,3 +274,41 @@ def test_a_signal_inside_a_finalizer_ends_the_command_all_the_same(name: str, co
     done = subprocess.run([sys.executable, tmp_path / "lossy.py"], capture_output=True, text=True, timeout=25)
     assert done.returncode == code
     assert done.stderr.splitlines() == ["rooftune: " + ("terminated" if code == 143 else "interrupted")]
+
+
+def _at_once(words: list[str], lines: str) -> subprocess.CompletedProcess[str]:
+    """The installed command's first lines, after others."""
+    root = Path(__file__).resolve().parents[2]
+    scripts = tomllib.loads((root / "pyproject.toml").read_text())["project"]["scripts"]
+    module, _, function = scripts["rooftune"].partition(":")
+    program = f"{lines}\nimport sys\nfrom {module} import {function}\nsys.argv[1:] = {words!r}\nsys.exit({function}())"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root, timeout=60)
+
+
+PRESSED = """
+import signal, sys
+class Press:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Press())
+"""
+
+
+@pytest.mark.parametrize("name", ["tuner.cli.main", "policies.commands", "tuner.cli.registry", "tuner.cli.simulate"])
+def test_ctrl_c_while_modules_are_read_is_one_line(name: str) -> None:
+    done = _at_once(["simulate", "--help"], PRESSED.format(name=name))
+    assert (done.returncode, done.stderr, done.stdout) == (EXIT_INTERRUPTED, "rooftune: interrupted\n", "")
+
+
+def test_an_ignored_ctrl_c_stays_ignored() -> None:
+    done = _at_once(["--version"], "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)" + PRESSED.format(
+        name="tuner.cli.registry"
+    ))
+    assert done.returncode == 0 and done.stderr == ""
+
+
+def test_one_more_ctrl_c_at_the_end_prints_nothing() -> None:
+    lines = "import atexit, signal; atexit.register(signal.raise_signal, signal.SIGINT)"
+    done = _at_once(["--version"], lines)
+    assert done.returncode == -signal.SIGINT and done.stderr == "" and done.stdout.startswith("rooftune ")

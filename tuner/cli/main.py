@@ -13,7 +13,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import EntryPoint, version
 from threading import Timer
@@ -27,6 +27,7 @@ from tuner.cli.registry import find, help_of, missing_extra, registered
 EXIT_DEFECT = 70
 EXIT_BROKEN_PIPE = 141
 _TRACE = "ROOFTUNE_TRACE"
+_Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 
 
 def main(argv: Sequence[str] | None = None, points: dict[str, EntryPoint] | None = None) -> int:
@@ -36,11 +37,9 @@ def main(argv: Sequence[str] | None = None, points: dict[str, EntryPoint] | None
     name (default: every installed entry point of ``rooftune.commands``).
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    if argv is None:  # the process is ours: a polite end leaves as little behind as Ctrl-C does
-        signal.signal(signal.SIGTERM, _terminate)
-        sys.unraisablehook = _end_again
-        _mend_streams()
     try:
+        if argv is None:
+            _own_process()
         code = _dispatch(words, registered(COMMAND_GROUP) if points is None else points)
         sys.stdout.flush()  # now, so that a full disk is an answer and not a line from the interpreter's end
     except BrokenPipeError:
@@ -52,7 +51,23 @@ def main(argv: Sequence[str] | None = None, points: dict[str, EntryPoint] | None
         return _fail(str(error), error.exit_code)
     except Exception as error:  # noqa: BLE001 - the wide border: what arrives here is a defect of ours
         return _fail_unexpected(error)
+    finally:
+        if argv is None:
+            _hear_signals(signal.SIG_DFL, signal.SIG_DFL)  # all is done: one more signal just ends it
     return code
+
+
+def _own_process() -> None:
+    """The process is ours: a polite end leaves as little behind as Ctrl-C does."""
+    _hear_signals(signal.default_int_handler, _terminate)
+    sys.unraisablehook = _end_again
+    _mend_streams()
+
+
+def _hear_signals(interrupt: _Handler, terminate: _Handler) -> None:
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a shell has it for a job in the background
+        signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, terminate)
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
