@@ -308,6 +308,16 @@ def test_an_ignored_ctrl_c_stays_ignored() -> None:
     assert done.returncode == 0 and done.stderr == ""
 
 
+def test_one_more_ctrl_c_while_the_first_is_answered_prints_nothing() -> None:
+    twice = (
+        "import signal, tuner.cli.main as inner\n"
+        "def press(*_): signal.raise_signal(signal.SIGINT)\n"
+        "inner._dispatch, inner._fail = press, press"
+    )
+    done = _at_once(["--version"], twice)
+    assert (done.returncode, done.stderr, done.stdout) == (EXIT_INTERRUPTED, "", "")
+
+
 def test_one_more_ctrl_c_at_the_end_prints_nothing() -> None:
     lines = "import atexit, signal; atexit.register(signal.raise_signal, signal.SIGINT)"
     done = _at_once(["--version"], lines)

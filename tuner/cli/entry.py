@@ -8,6 +8,8 @@ import signal
 from types import FrameType
 from typing import NoReturn
 
+_INTERRUPTED = 130
+
 
 def main() -> int:
     """Run ``tuner.cli.main.main``, which answers signals in its own way once it is there."""
@@ -15,7 +17,10 @@ def main() -> int:
         signal.signal(signal.SIGINT, _end)
     from tuner.cli.main import main as run
 
-    return run()
+    try:
+        return run()
+    except KeyboardInterrupt:  # one more, while the first was being answered
+        return _INTERRUPTED
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
@@ -23,4 +28,4 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
     try:
         os.write(2, b"rooftune: interrupted\n")
     finally:
-        os._exit(130)
+        os._exit(_INTERRUPTED)
