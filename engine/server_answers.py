@@ -25,7 +25,9 @@ class Writer:
         self._chat = generation.chat
         self._prompt_tokens = len(generation.prompt)
         self._with_tokens = generation.with_tokens
-        self._null_usage = {"usage": None} if generation.include_usage else {}
+        self._include_usage = generation.include_usage
+        self._usage_as_it_grows = generation.usage_as_it_grows
+        self._written_tokens = 0
         self._first = True
         self._kind = "chat.completion" if self._chat else "text_completion"
         name = ("chatcmpl-" if self._chat else "cmpl-") + uuid.uuid4().hex
@@ -40,8 +42,12 @@ class Writer:
         else:
             choice["text"] = piece.text
         self._first = False
+        self._written_tokens += len(piece.token_ids)
         kind = "chat.completion.chunk" if self._chat else self._kind
-        return sse(self._head | {"object": kind, "choices": [choice]} | self._null_usage)
+        chunk = self._head | {"object": kind, "choices": [choice]}
+        if self._include_usage:
+            chunk["usage"] = self._counts(self._written_tokens) if self._usage_as_it_grows else None
+        return sse(chunk)
 
     def usage_chunk(self, answer: Answer) -> bytes:
         """The last chunk of a stream with ``include_usage``."""
@@ -67,9 +73,12 @@ class Writer:
         return choice
 
     def _usage(self, answer: Answer) -> dict[str, Any]:
+        details = {"prompt_tokens_details": {"cached_tokens": answer.cached_tokens}}
+        return self._counts(answer.output_tokens) | details
+
+    def _counts(self, output_tokens: int) -> dict[str, Any]:
         return {
             "prompt_tokens": self._prompt_tokens,
-            "completion_tokens": answer.output_tokens,
-            "total_tokens": self._prompt_tokens + answer.output_tokens,
-            "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
+            "completion_tokens": output_tokens,
+            "total_tokens": self._prompt_tokens + output_tokens,
         }

@@ -9,13 +9,13 @@ class ByteTokenizer:
     def __init__(self, vocab_tokens: int) -> None:
         self.vocab_tokens = vocab_tokens
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
         return list(text.encode())
 
     def decode(self, token_ids: Sequence[int]) -> str:
         parts = (bytes((token,)) if token < 256 else b" %d" % token for token in token_ids)
         return b"".join(parts).decode("utf-8", "replace")
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
-        return self.encode("".join([*lines, "assistant: "]))
+        return "".join([*lines, "assistant: "])

@@ -15,7 +15,7 @@ from engine.server_auth import SecretFile
 from engine.server_bytes import ByteTokenizer
 from engine.server_fake import FAKE_PROMPT_VOCAB_TOKENS, PREFIX, fake_runner
 from engine.server_openai import Service
-from engine.server_request import Served
+from engine.server_prompt import Served
 from engine.server_run import Listener, bind_tcp, bind_unix, run
 from engine.server_text import Tokenizer
 from engine.step import Runner
@@ -42,6 +42,7 @@ def serve(arguments: argparse.Namespace) -> int:
             served=Served(name, engine.max_request_tokens, tokenizer.vocab_tokens),
             limits=limits,
             api_key=api_key,
+            on_rejected=metrics.on_rejected,
         )
         public_secret = tuning_secret if private is None else None
         listeners = [Listener(public_app(service, metrics, public_secret), public)]

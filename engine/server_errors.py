@@ -33,6 +33,7 @@ class ApiError(Exception):
         return JSONResponse(self.body(), self.status, headers)
 
 
+TOO_LONG_CODE = "context_length_exceeded"
 _KINDS = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable"}
 _CLOSING = (408, 413)  # the rest of the body has not been read
 
@@ -53,7 +54,9 @@ async def answer_http_error(request: Request, error: Exception) -> JSONResponse:
     """Starlette's own refusals (no such path, no such method) in the same shape."""
     status = int(getattr(error, "status_code", 500))
     code = "method_not_allowed" if status == 405 else "not_found"
-    return ApiError(status, f"{request.method} {request.url.path[:200]}: {error}", code=code).response()
+    answer = ApiError(status, f"{request.method} {request.url.path[:200]}: {error}", code=code).response()
+    answer.headers.update(getattr(error, "headers", None) or {})  # Allow, where the method is wrong
+    return answer
 
 
 async def answer_defect(request: Request, error: Exception) -> JSONResponse:

@@ -7,48 +7,6 @@ from typing import Any
 from engine.server_errors import bad_request
 from engine.server_limits import Limits
 
-# Fields that would change the answer in a way this engine cannot, and the values that change nothing.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "top_k": (0, -1),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "length_penalty": (1,),
-    "use_beam_search": (False,),
-    "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "audio": (),
-    "modalities": (["text"],),
-    "prediction": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "structured_outputs": (),
-}
-
-
-def check_unsupported(body: Mapping[str, Any]) -> None:
-    """Raises ApiError 400 for a field that asks for what is not offered; null and neutral values pass."""
-    for name, neutral in _NEUTRAL.items():
-        value = body.get(name)
-        if value is None or value in neutral:  # 0 == False is fine here: both are neutral
-            continue
-        if name in ("n", "best_of"):
-            raise bad_request(f"{name} must be 1: this server gives one answer to a request; send several", name)
-        raise bad_request(f"{name} is not supported by this server; leave it out", name)
-
 
 def whole(body: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
     """A whole number within the bounds; None when absent or null."""
@@ -102,9 +60,9 @@ def stop_strings(body: Mapping[str, Any], limits: Limits) -> tuple[str, ...]:
     if value is None:
         return ()
     stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+    if not isinstance(stops, list):
         raise bad_request("stop must be a text or a list of texts", "stop")
-    if len(stops) > limits.stops or any(not 1 <= len(stop) <= limits.stop_chars for stop in stops):
+    if len(stops) > limits.stops or any(not 1 <= len(text(stop, "stop")) <= limits.stop_chars for stop in stops):
         raise bad_request(f"stop: at most {limits.stops} texts of 1..{limits.stop_chars} characters", "stop")
     return tuple(stops)
 
@@ -113,8 +71,10 @@ def text(value: object, name: str) -> str:
     """A text that has a UTF-8 form: JSON can carry half a surrogate pair, a tokenizer cannot."""
     if not isinstance(value, str):
         raise bad_request(f"{name} must be a text", name)
-    if any("\ud800" <= char <= "\udfff" for char in value):
-        raise bad_request(f"{name} holds half a surrogate pair, which is no text", name)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise bad_request(f"{name} holds half a surrogate pair, which is no text", name) from None
     return value
 
 

@@ -1,8 +1,10 @@
 """The routes of OpenAI's interface: /v1/completions, /v1/chat/completions, /v1/models."""
 
 import asyncio
+import functools
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -11,34 +13,40 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from engine.interface import Busy, Engine, FinishReason, Stopping, TooLong
+from engine.interface import Busy, Engine, FinishReason, RejectReason, Stopping, TooLong
 from engine.server_answers import DONE, Writer, sse
 from engine.server_auth import SecretFile, require
-from engine.server_errors import ApiError
+from engine.server_errors import TOO_LONG_CODE, ApiError
 from engine.server_limits import Limits, parse_object, read_body
-from engine.server_request import Generation, Served, read_generation
+from engine.server_prompt import Served
+from engine.server_request import Generation, read_generation
 from engine.server_stream import Answer, Piece, watch
 from engine.server_text import Tokenizer
 from policies.errors import InputError
 
 _COME_AGAIN_S = 5
+_PROMPT_THREADS = 4
 _BROKEN = "the engine stopped before the answer was complete; send the request again"
 
 
 @dataclass(frozen=True)
 class Service:
-    """Everything that answering takes. api_key: None = anybody may ask."""
+    """Everything that answering takes. api_key: None = anybody may ask. on_rejected: hears of requests refused before
+    they reached the engine; those it refuses itself it tells on its own."""
 
     engine: Engine
     tokenizer: Tokenizer
     served: Served
     limits: Limits = field(default_factory=Limits)
     api_key: SecretFile | None = None
+    on_rejected: Callable[[RejectReason], None] = lambda reason: None
 
 
 def openai_routes(service: Service) -> list[Route]:
     """Routes that need the API key when there is one."""
     started = int(time.time())
+    # Threads of their own: the tuning protocol and the draining use the default ones, and wait for no prompt.
+    pool = ThreadPoolExecutor(_PROMPT_THREADS, thread_name_prefix="prompt")
 
     async def models(request: Request) -> Response:
         require(service.api_key, request)
@@ -51,8 +59,8 @@ def openai_routes(service: Service) -> list[Route]:
         return JSONResponse(_model(service.served, started))
 
     return [
-        Route("/v1/completions", _generating(service, chat=False), methods=["POST"]),
-        Route("/v1/chat/completions", _generating(service, chat=True), methods=["POST"]),
+        Route("/v1/completions", _generating(service, pool, chat=False), methods=["POST"]),
+        Route("/v1/chat/completions", _generating(service, pool, chat=True), methods=["POST"]),
         Route("/v1/models", models, methods=["GET"]),
         Route("/v1/models/{name:path}", model, methods=["GET"]),
     ]
@@ -64,13 +72,14 @@ def _model(served: Served, started: int) -> dict[str, object]:
     return named | {"max_model_len": served.max_model_tokens, "vocab_size": served.vocab_tokens}
 
 
-def _generating(service: Service, *, chat: bool) -> Callable[[Request], Awaitable[Response]]:
+def _generating(service: Service, pool: Executor, *, chat: bool) -> Callable[[Request], Awaitable[Response]]:
     async def generating(request: Request) -> Response:
         arrived_s = service.engine.now_s()
         require(service.api_key, request)
         body = await read_body(request, service.limits.body_bytes, service.limits.body_s)
         # Parsing, encoding and hashing a long prompt takes long enough to be felt by every other stream.
-        generation, answer = await asyncio.to_thread(_begin, service, body, chat, arrived_s)
+        begin = functools.partial(_begin, service, body, chat, arrived_s)
+        generation, answer = await asyncio.get_running_loop().run_in_executor(pool, begin)
         return AnswerResponse(answer, Writer(service.served.model_id, generation), generation)
 
     return generating
@@ -78,10 +87,15 @@ def _generating(service: Service, *, chat: bool) -> Callable[[Request], Awaitabl
 
 def _begin(service: Service, body: bytes, chat: bool, arrived_s: float) -> tuple[Generation, Answer]:
     """The checked request and its answer, which the engine has begun; refusals of either become ApiErrors."""
-    fields = parse_object(body)
-    generation = read_generation(
-        fields, chat=chat, served=service.served, tokenizer=service.tokenizer, limits=service.limits
-    )
+    try:
+        fields = parse_object(body)
+        generation = read_generation(
+            fields, chat=chat, served=service.served, tokenizer=service.tokenizer, limits=service.limits
+        )
+    except ApiError as error:
+        too_long = error.code == TOO_LONG_CODE
+        service.on_rejected(RejectReason.TOO_LONG if too_long else RejectReason.INVALID)
+        raise
     try:
         return generation, Answer(service.engine, generation, service.tokenizer, arrived_s)
     except Busy as error:
@@ -90,7 +104,7 @@ def _begin(service: Service, body: bytes, chat: bool, arrived_s: float) -> tuple
         raise ApiError(503, str(error), code="stopping", retry_after_s=_COME_AGAIN_S) from None
     except TooLong as error:
         param = "messages" if chat else "prompt"
-        raise ApiError(400, str(error), code="context_length_exceeded", param=param) from None
+        raise ApiError(400, str(error), code=TOO_LONG_CODE, param=param) from None
     except InputError as error:
         raise ApiError(400, str(error), code="invalid_value") from None
 

@@ -1,14 +1,16 @@
 """An OpenAI request, checked and turned into what the engine generates."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.server_errors import ApiError, bad_request
-from engine.server_fields import check_unsupported, flag, messages, number, stop_strings, text, token_ids, whole
+from engine.server_errors import TOO_LONG_CODE, ApiError, bad_request
+from engine.server_fields import flag, number, stop_strings, token_ids, whole
 from engine.server_limits import Limits
+from engine.server_prompt import Served, read_prompt
 from engine.server_text import Tokenizer
+from engine.server_unsupported import check_unsupported
 from engine.step import MAX_SEED, Sampling
 from policies.errors import InputError
 
@@ -16,17 +18,11 @@ DEFAULT_OUTPUT_TOKENS = 16  # of /v1/completions, as OpenAI has it; a chat may g
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """What is served. max_model_tokens: prompt and answer together; model_id: the name clients use."""
-
-    model_id: str
-    max_model_tokens: int
-    vocab_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class Generation:
-    """One answer to make. stop_token_ids: those the client named; with_tokens: token ids beside the text."""
+    """One answer to make. stop_token_ids: those the client named; with_tokens: token ids beside the text.
+
+    include_usage: in a chunk of its own at the end of a stream; usage_as_it_grows: in every chunk before it as well.
+    """
 
     chat: bool
     prompt: tuple[int, ...]
@@ -37,6 +33,7 @@ class Generation:
     ignore_eos: bool
     stream: bool
     include_usage: bool
+    usage_as_it_grows: bool
     with_tokens: bool
 
 
@@ -44,7 +41,7 @@ def read_generation(
     body: Mapping[str, Any], *, chat: bool, served: Served, tokenizer: Tokenizer, limits: Limits
 ) -> Generation:
     """Raises ApiError 400 (404 for another model) naming the field. Encoding takes time: not for an event loop."""
-    check_unsupported(body)
+    check_unsupported(body, chat=chat)
     model = body.get("model")
     if model is not None and model != served.model_id:
         message = f"model {str(model)[:200]!r} is not served here; use {served.model_id!r}"
@@ -55,21 +52,22 @@ def read_generation(
     stream = flag(body, "stream")
     sampling = _sampling(body)
     stops = stop_strings(body, limits)
-    include_usage = _include_usage(body, stream)
+    include_usage, usage_as_it_grows = _usage_wanted(body, stream)
     ignore_eos = flag(body, "ignore_eos")
     with_tokens = flag(body, "return_token_ids")
-    asked = _asked_tokens(body, served)
-    prompt = _chat_prompt(body, tokenizer) if chat else _prompt(body, tokenizer, served)
+    asked = _asked_tokens(body)
+    prompt = read_prompt(body, chat=chat, served=served, tokenizer=tokenizer, limits=limits)
     return Generation(
         chat=chat,
         prompt=tuple(prompt),
         sampling=sampling,
-        max_tokens=_max_tokens(asked, len(prompt), chat, served, limits),
+        max_tokens=_max_tokens(asked, len(prompt), chat, served),
         stops=stops,
         stop_token_ids=tuple(stop_ids),
         ignore_eos=ignore_eos,
         stream=stream,
         include_usage=include_usage,
+        usage_as_it_grows=usage_as_it_grows,
         with_tokens=with_tokens,
     )
 
@@ -83,54 +81,37 @@ def _sampling(body: Mapping[str, Any]) -> Sampling:
         raise bad_request(str(error), "top_p" if str(error).startswith("top_p") else "temperature") from None
 
 
-def _include_usage(body: Mapping[str, Any], stream: bool) -> bool:
+_STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
+
+
+def _usage_wanted(body: Mapping[str, Any], stream: bool) -> tuple[bool, bool]:
+    """A chunk with usage at the end of a stream, and (vLLM's option) usage so far in every chunk."""
     options = body.get("stream_options")
     if options is None:
-        return False
+        return False, False
     if not stream or not isinstance(options, dict):
         raise bad_request("stream_options is an object, and only allowed with stream", "stream_options")
-    return flag(options, "include_usage")
+    if any(options[name] for name in options if name not in _STREAM_OPTIONS):
+        raise bad_request(f"stream_options: only {' and '.join(_STREAM_OPTIONS)} are supported", "stream_options")
+    include, growing = (flag(options, name) for name in _STREAM_OPTIONS)
+    return include, include and growing
 
 
-def _asked_tokens(body: Mapping[str, Any], served: Served) -> int | None:
+def _asked_tokens(body: Mapping[str, Any]) -> int | None:
     both = [whole(body, name, 1, 10_000_000) for name in ("max_completion_tokens", "max_tokens")]
-    asked = [value for value in both if value is not None]
-    return asked[0] if asked else None
+    asked = {value for value in both if value is not None}
+    if len(asked) > 1:
+        raise bad_request("max_tokens and max_completion_tokens differ; give one of them", "max_tokens")
+    return asked.pop() if asked else None
 
 
-def _max_tokens(asked: int | None, prompt_tokens: int, chat: bool, served: Served, limits: Limits) -> int:
-    if prompt_tokens < 1:
-        raise bad_request("the prompt is empty, it needs at least 1 token", "prompt")
-    what = "messages" if chat else "prompt"
-    if limits.prompt_tokens and prompt_tokens > limits.prompt_tokens:
-        message = f"{what} has {prompt_tokens} tokens, this server takes at most {limits.prompt_tokens}; shorten it"
-        raise ApiError(400, message, code="context_length_exceeded", param=what)
+def _max_tokens(asked: int | None, prompt_tokens: int, chat: bool, served: Served) -> int:
     room = served.max_model_tokens - prompt_tokens
-    wanted = asked or (room if chat else min(room, DEFAULT_OUTPUT_TOKENS))
-    if room < 1 or wanted > room:
+    if asked is not None and asked > room:
+        what = "messages" if chat else "prompt"
         message = (
             f"This model's maximum context length is {served.max_model_tokens} tokens, but {what} has {prompt_tokens} "
-            f"and {asked or 1} are to be generated; shorten one of them"
+            f"and {asked} are to be generated; shorten one of them"
         )
-        raise ApiError(400, message, code="context_length_exceeded", param=what)
-    return wanted
-
-
-def _prompt(body: Mapping[str, Any], tokenizer: Tokenizer, served: Served) -> Sequence[int]:
-    """A text, a list of token ids, or a list with one of either."""
-    value = body.get("prompt")
-    if isinstance(value, list) and value and isinstance(value[0], str | list):
-        if len(value) > 1:
-            raise bad_request("prompt holds several prompts; send one request for each", "prompt")
-        value = value[0]
-    if isinstance(value, list):
-        return token_ids(value, "prompt", served.vocab_tokens)
-    return tokenizer.encode(text(value, "prompt"))
-
-
-def _chat_prompt(body: Mapping[str, Any], tokenizer: Tokenizer) -> Sequence[int]:
-    conversation = messages(body)
-    try:
-        return tokenizer.render_chat(conversation)
-    except InputError as error:
-        raise bad_request(str(error), "messages") from None
+        raise ApiError(400, message, code=TOO_LONG_CODE, param=what)
+    return asked or (room if chat else min(room, DEFAULT_OUTPUT_TOKENS))

@@ -22,16 +22,18 @@ class Tokenizer(Protocol):
         """Token ids are below this."""
         ...
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt, with whatever the model wants in front of it."""
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of a text; special: with whatever the model wants in front of a prompt. Must leave other threads
+        running meanwhile, for one of them turns the model."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the tokens, special ones left out; ``UNFINISHED`` where bytes are missing."""
         ...
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Token ids of a conversation up to where the assistant speaks. Raises InputError without a template."""
+    def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """A conversation up to where the assistant speaks, special tokens in it. Raises InputError without a
+        template."""
         ...
 
 

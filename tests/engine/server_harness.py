@@ -19,7 +19,7 @@ from engine.server_auth import SecretFile
 from engine.server_bytes import ByteTokenizer
 from engine.server_limits import Limits
 from engine.server_openai import Service
-from engine.server_request import Served
+from engine.server_prompt import Served
 from engine.server_run import Listener, bind_tcp, serve
 from engine.server_text import Tokenizer
 from engine.step import ModelFacts, StepBatch
@@ -151,6 +151,7 @@ def live(
         served=Served(MODEL, engine.max_request_tokens, facts.vocab_tokens),
         limits=limits or Limits(),
         api_key=SecretFile(api_key) if api_key else None,
+        on_rejected=metrics.on_rejected,
     )
     secret = SecretFile(tuning_token) if tuning_token else None
     sockets = [bind_tcp("127.0.0.1", 0, client_s) for _ in range(2)]

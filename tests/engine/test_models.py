@@ -1,6 +1,7 @@
 """Making, fetching and loading model folders, and what is refused with one clear line."""
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,9 @@ from engine.torch.get_model import get_model  # noqa: E402
 from engine.torch.load import choose_device, choose_dtype, load_runner, load_tokenizer  # noqa: E402
 from engine.torch.make_model import make_model  # noqa: E402
 from engine.torch.packed import PackedLinear, can_pack  # noqa: E402
+from engine.torch.tokenizer import ModelTokenizer  # noqa: E402
 from policies.errors import InfeasibleError, InputError  # noqa: E402
+from tests.engine.server_harness import soon  # noqa: E402
 
 TEXT = "The capital of France?\n  Zwölf Boxkämpfer, 東京 and 😀.\n"
 
@@ -69,6 +72,29 @@ def test_its_tokenizer_encodes_any_text_and_has_a_chat_template(made: Path) -> N
     assert tokenizer(chat)["input_ids"].count(1) == 2, "the markers are single tokens"
     common = "the people know that there is a house and water"
     assert len(tokenizer(common)["input_ids"]) < len(common) / 2.5, "training has merged the common words"
+
+
+def test_encoding_a_long_text_stops_no_other_thread(made: Path) -> None:
+    """One of them turns the model."""
+    tokenizer = ModelTokenizer(load_tokenizer(str(made)), 1024)
+    over, ticks = threading.Event(), 0
+
+    def tick() -> None:
+        nonlocal ticks
+        while not over.wait(0.0005):
+            ticks += 1
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    try:
+        assert tokenizer.encode("warm") and soon(lambda: ticks > 0)
+        before = ticks
+        tokens = tokenizer.encode("the people know that there is a house and water " * 40_000)
+        passed = ticks - before
+    finally:
+        over.set()
+        thread.join()
+    assert len(tokens) > 400_000 and passed > 20
 
 
 def test_the_seed_decides_everything(made: Path, tmp_path: Path) -> None:

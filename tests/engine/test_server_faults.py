@@ -180,15 +180,15 @@ def test_one_stream_does_not_wait_for_another_long_prompt() -> None:
     class Slow:
         vocab_tokens = 512
 
-        def encode(self, text: str) -> list[int]:
+        def encode(self, text: str, *, special: bool = True) -> list[int]:
             time.sleep(0.5)
             return [1]
 
         def decode(self, token_ids: list[int]) -> str:
             return "x" * len(token_ids)
 
-        def render_chat(self, messages: list[dict]) -> list[int]:
-            return [1]
+        def chat_text(self, messages: list[dict]) -> str:
+            return ""
 
     with live(tokenizer=Slow()) as server:
         connection = begin(server, {"prompt": "hello", "max_tokens": 1})

@@ -1,0 +1,118 @@
+"""Encoding a prompt: no further than it can fit, in nobody's way, and counted when it was refused."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.interface import RejectReason
+from engine.server_bytes import ByteTokenizer
+from engine.server_limits import Limits
+from engine.server_prompt import encode_within
+from tests.engine.server_harness import HTTP, MODEL, Live, live, soon
+
+PATH = "/v1/completions"
+
+
+class Words(ByteTokenizer):
+    """A token a word; notes how many characters it was given."""
+
+    def __init__(self) -> None:
+        super().__init__(512)
+        self.seen_chars = 0
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        self.seen_chars += len(text)
+        return [len(word) % 512 for word in text.split()]
+
+
+@given(st.text(alphabet="ab \n", max_size=3000), st.integers(1, 60))
+def test_what_fits_is_encoded_as_a_whole_and_the_rest_is_refused(text: str, most: int) -> None:
+    tokenizer = Words()
+    whole = tokenizer.encode(text)
+    found = encode_within(tokenizer, text, most, special=True)
+    assert found == (whole if len(whole) <= most else None)
+
+
+def test_of_a_text_that_is_far_too_long_only_the_beginning_is_encoded() -> None:
+    tokenizer = Words()
+    assert encode_within(tokenizer, "hello " * 1_000_000, 100, special=True) is None
+    assert tokenizer.seen_chars < 20_000
+
+
+def test_a_text_with_few_tokens_is_looked_at_to_its_end() -> None:
+    tokenizer = Words()
+    assert encode_within(tokenizer, "x" * 1_000_000, 100, special=True) == [1_000_000 % 512]
+    assert tokenizer.seen_chars < 3_000_000
+
+
+class Held(ByteTokenizer):
+    """Encodes nothing until it may; the chat's text is the words of its first message."""
+
+    def __init__(self) -> None:
+        super().__init__(512)
+        self.may = threading.Event()
+        self.begun = 0
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        self.begun += 1
+        assert self.may.wait(60)
+        return super().encode(text)
+
+    def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
+        return messages[0]["content"]
+
+
+@pytest.mark.slow
+def test_the_tuning_protocol_and_draining_wait_for_no_prompt(tmp_path: Path) -> None:
+    """However many prompts are being encoded."""
+    file, tokenizer = tmp_path / "token", Held()
+    file.write_text("the-tuning-token-0123456789")
+    headers = {"Authorization": "Bearer the-tuning-token-0123456789"}
+    answers: list[int] = []
+
+    def ask(server: Live) -> None:
+        answers.append(HTTP.post(server.public + PATH, json={"prompt": "x", "max_tokens": 1}).status_code)
+
+    with live(tokenizer=tokenizer, tuning_token=file) as server:
+        clients = [threading.Thread(target=ask, args=(server,)) for _ in range(50)]
+        for client in clients:
+            client.start()
+        try:
+            assert soon(lambda: tokenizer.begun > 0)
+            for method, path in (("GET", "state"), ("GET", "steps"), ("DELETE", "lease")):
+                answer = httpx.request(method, f"{server.public}/tuning/v1/{path}", headers=headers, timeout=20)
+                assert answer.status_code == 200
+            server.stop.now()
+            assert soon(lambda: not server.engine.snapshot().accepting)
+            assert answers == [], "nobody's prompt was ready meanwhile"
+        finally:
+            tokenizer.may.set()
+            for client in clients:
+                client.join(60)
+    assert set(answers) == {503} and len(answers) == 50
+
+
+REFUSED = [
+    ({"prompt": "x" * 300}, RejectReason.TOO_LONG),
+    ({"prompt": [1] * 300}, RejectReason.TOO_LONG),
+    ({"prompt": "x", "max_tokens": 2048}, RejectReason.TOO_LONG),
+    ({"prompt": [600]}, RejectReason.INVALID),
+    ({"prompt": "x", "n": 2}, RejectReason.INVALID),
+    ({"prompt": ""}, RejectReason.INVALID),
+    (b"{", RejectReason.INVALID),
+]
+
+
+@pytest.mark.parametrize(("body", "reason"), REFUSED, ids=[str(body)[:40] for body, _ in REFUSED])
+def test_a_refused_request_is_counted_once(body: dict | bytes, reason: RejectReason) -> None:
+    with live(limits=Limits(prompt_tokens=200)) as server:
+        sent = {"content": body} if isinstance(body, bytes) else {"json": {"model": MODEL} | body}
+        assert HTTP.post(server.public + PATH, **sent).status_code == 400
+        page = server.metrics.page().decode()
+        for other in RejectReason:
+            assert f'rooftune_requests_rejected_total{{reason="{other.value}"}} {float(other is reason)}' in page
