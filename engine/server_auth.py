@@ -36,7 +36,7 @@ class SecretFile:
                 tokens = self._tokens
         except InputError:
             return False
-        candidate = given.encode("utf-8", "surrogateescape")
+        candidate = given.encode("latin-1", "replace")  # as the header came; nothing else is in a header
         same = [hmac.compare_digest(candidate, token) for token in tokens]  # all of them, whichever matches
         return any(same)
 

@@ -4,12 +4,13 @@ from typing import Any
 
 from policies import wire
 
+MOST_AFTER = 2**53
 _AFTER = {
     "name": "after",
     "in": "query",
     "required": False,
     "description": "only rows with a number above this; -1: from the oldest kept; then `next` of the latest answer",
-    "schema": {"type": "integer", "minimum": -1, "default": -1},
+    "schema": {"type": "integer", "minimum": -1, "maximum": MOST_AFTER, "default": -1},
 }
 
 
@@ -38,9 +39,29 @@ def openapi(*, read_only: bool) -> dict[str, Any]:
     return document
 
 
+_TEXT_OR_NULL = {"type": ["string", "null"]}
+# What ``ApiError.body`` gives: this one answer is OpenAI's, not the protocol's.
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": _TEXT_OR_NULL,
+                "code": _TEXT_OR_NULL,
+            },
+        }
+    },
+}
+
+
 def _components() -> dict[str, Any]:
     """Every message and every part of one, under its own name."""
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"Error": _ERROR}
     for name, schema in wire.json_schemas().items():
         parts = schema.pop("$defs", {})
         found |= _relocated(parts) | {name: _relocated(schema)}
@@ -66,7 +87,8 @@ def _answers(kind: type[wire.Message], refusals: tuple[int, ...]) -> dict[str, A
     answers: dict[str, Any] = {"200": {"description": kind.__name__, "content": _content(kind)}}
     for status in refusals:
         answers[str(status)] = {"description": "nothing was changed", "content": _content(wire.Refusal)}
-    answers["401"] = {"description": "no valid bearer token"}
+    refused = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    answers["401"] = {"description": "no valid bearer token", "content": refused}
     return answers
 
 

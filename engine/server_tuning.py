@@ -13,14 +13,13 @@ from starlette.routing import Route
 from engine.server_auth import SecretFile, require
 from engine.server_errors import ApiError
 from engine.server_limits import read_body
-from engine.server_openapi import openapi
+from engine.server_openapi import MOST_AFTER, openapi
 from engine.tuning_source import CHANGES, Change, Read, TuningSource
 from policies import wire
 from policies.errors import InputError
 
 PREFIX = "/tuning/v1"
 _BODY_S = 10.0
-_MOST_AFTER = 2**53
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -93,8 +92,8 @@ async def _rows(source: TuningSource, request: Request, what: Read) -> Response:
     digits = text.removeprefix("-")
     if len(given) > 1 or any(name != "after" for name, _ in given):
         return await _malformed(source, "the only query parameter is after, given once")
-    if not (digits.isascii() and digits.isdecimal() and len(digits) <= 16 and -1 <= int(text) <= _MOST_AFTER):
-        return await _malformed(source, f"after is {text!r:.100}, must be a whole number within -1..{_MOST_AFTER}")
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= 16 and -1 <= int(text) <= MOST_AFTER):
+        return await _malformed(source, f"after is {text!r:.100}, must be a whole number within -1..{MOST_AFTER}")
     return _json(await source.read(what, int(text)))
 
 

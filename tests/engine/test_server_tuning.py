@@ -188,6 +188,45 @@ def test_openapi_describes_every_route_and_resolves(server: Live) -> None:
             assert target.removeprefix("#/components/schemas/") in schemas
 
 
+def test_openapi_declares_every_answer_and_what_is_in_it(server: Live) -> None:
+    page = call(server, "GET", "/openapi.json").json()
+    asked = [("GET", path, None, AUTH) for path in ("/state", "/steps", "/requests", "/steps?after=x", "/state?x=1")]
+    asked += [(method, path, None, {}) for method, path in [*WRITES, *(("GET", path) for path in READS[:3])]]
+    asked += [("PUT", "/knobs", body, AUTH) for body, _, _ in REFUSED]
+    asked += [("PUT", "/knobs", wish(), AUTH), ("PUT", "/knobs", wish(1, actor="another"), AUTH)]
+    asked += [("DELETE", "/lease", None, AUTH), ("POST", "/resume", {"actor": "a", "reason": "b"}, AUTH)]
+    asked += [("POST", "/resume", None, AUTH)]
+    asked += [("DELETE", "/lease", body, AUTH) for body in ([], b" " * 70_000)]
+    seen = Counter[int]()
+    for method, path, body, headers in asked:
+        answer = call(server, method, path, body, headers)
+        declared = page["paths"][f"/tuning/v1{path.partition('?')[0]}"][method.lower()]["responses"]
+        seen[answer.status_code] += 1
+        schema = declared[str(answer.status_code)]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        if schema == "Error":
+            (shape,) = page["components"]["schemas"]["Error"]["properties"].values()
+            assert set(answer.json()["error"]) == set(shape["properties"]) == set(shape["required"])
+        else:
+            wire.parse(getattr(wire, schema), answer.content, wire.MAX_ANSWER_BYTES)
+    assert set(seen) == {200, 401, 409, 413, 422}
+
+
+def test_openapi_tells_the_bounds_of_the_query(server: Live) -> None:
+    page = call(server, "GET", "/openapi.json").json()
+    for path in ("/steps", "/requests"):
+        (after,) = page["paths"][f"/tuning/v1{path}"]["get"]["parameters"]
+        least, most = after["schema"]["minimum"], after["schema"]["maximum"]
+        bounds = (least - 1, least, most, most + 1)
+        assert [call(server, "GET", f"{path}?after={at}").status_code for at in bounds] == [422, 200, 200, 422]
+
+
+def test_a_token_may_hold_any_character(server: Live, token_file: Path) -> None:
+    token_file.write_text("schlüssel-für-die-knöpfe-€", encoding="utf-8")
+    given = [text.encode() for text in ("schlüssel-für-die-knöpfe-€", "schlussel-fur-die-knopfe-E")]
+    found = [call(server, "GET", "/state", None, {b"Authorization": b"Bearer " + text}).status_code for text in given]
+    assert found == [200, 401]
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=20), inner, max_size=3),
