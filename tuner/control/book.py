@@ -5,6 +5,7 @@ from tuner.control.memory import MOST_TRIED, Kept, Memory, Moved, Trial, Tried, 
 from tuner.control.parts import Store
 from tuner.control.trust import Trust
 from tuner.control.verify_stage import Checked
+from tuner.control.way import Way
 from tuner.observe.window import Window
 
 
@@ -76,8 +77,23 @@ class Book:
         self.end_trial(day)
         tried = _tried(trial, checked, verdict, wall_s)
         self.change(trust=trust, tried=(*self.memory.tried, *tried)[-MOST_TRIED:])
-        if verdict is Verdict.BETTER or (trial.stride and checked is not None and checked.passed):
-            self.change(kept=Kept(boot_id=trial.boot_id, setting=trial.after, push_cycle=trial.push_cycle))
+        if checked is not None and (verdict is Verdict.BETTER or (trial.stride and checked.passed)):
+            way = self.way(trial, checked)
+            kept = Kept(boot_id=trial.boot_id, setting=trial.after, push_cycle=trial.push_cycle)
+            self.change(kept=kept.model_copy(update={"way": None if way.won else way}))
+        elif checked is not None and checked.lost_way is not None:
+            start, cycle = checked.lost_way.start, checked.lost_way.start_cycle
+            kept_before = None if cycle is None else Kept(boot_id=trial.boot_id, setting=start, push_cycle=cycle)
+            self.change(kept=kept_before)
+
+    def way(self, trial: Trial, checked: Checked) -> Way:
+        """The strides up to this trial, and with it as far as it was measured."""
+        kept = self.memory.kept
+        way = Way(start=trial.before)
+        if kept is not None and kept.boot_id == trial.boot_id and kept.setting == trial.before:
+            way = kept.way or Way(start=kept.setting, start_cycle=kept.push_cycle)
+        found = checked.matched
+        return way if found is None else way.onward(found.gain, found.half_width)
 
     def condemn(self, kept: Kept) -> None:
         """A setting that was found better crossed an operator's threshold since: it is proven no more."""

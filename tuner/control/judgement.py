@@ -38,6 +38,7 @@ class Judge:
                 book.before = (trial.push_cycle, seen.window)  # another controller pushed: its rows, as far as they go
             before = book.before[1]
             checked = check(trial, before, seen, self._options.thresholds, self._terms, self._learner.model)
+            checked = checked.on(book.way(trial, checked))
             book.change(running_slo_s=self._cost_slo_s(trial, checked))
             draft.put(verify=checked.part)
             if max(checked.pace_ratio, 1.0 / checked.pace_ratio) > PACE_RATIO:
@@ -45,6 +46,10 @@ class Judge:
                     f"at the same work the engine takes {checked.pace_ratio:.2f} times as long as before the push"
                 )
             sight = replace(sight, checked=checked)
+            if checked.lost_way is not None:  # not only this stride is taken back
+                draft.note("this and the strides before it lost more in all than noise explains: back to their start")
+                trial = trial.model_copy(update={"before": checked.lost_way.start})
+                sight = replace(sight, standing=replace(sight.standing, trial=trial))
             if checked.keeps:
                 outcome = checked.judgement.verdict
                 book.conclude(trial, checked, outcome, sight.day, sight.wall_s)

@@ -14,6 +14,7 @@ from tuner.control.exploration import Account
 from tuner.control.outcome import Amount, Knobs
 from tuner.control.parts import Store
 from tuner.control.trust import Trust
+from tuner.control.way import Way
 from tuner.record import Count, Part, Share, Words
 
 KEY = "loop"
@@ -56,11 +57,15 @@ class Trial(Part):
 
 
 class Kept(Part):
-    """A setting of ours that was found better, or on its way there not worse, and holds under our lease."""
+    """A setting of ours that was found better, or on its way there not worse, and holds under our lease.
+
+    way: the strides that led here, None when it was found better than where they began.
+    """
 
     boot_id: Words
     setting: Knobs
     push_cycle: Count
+    way: Way | None = None
 
 
 class Moved(Part):
@@ -157,6 +162,8 @@ def _settings(memory: Memory) -> Iterator[Knobs]:
             yield from (pair.before, pair.setting)
     if memory.kept is not None:
         yield memory.kept.setting
+        if memory.kept.way is not None:
+            yield memory.kept.way.start
 
 
 def remember(store: Store, memory: Memory) -> None:

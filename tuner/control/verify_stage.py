@@ -19,6 +19,7 @@ from tuner.control.matched import Matched, Side, compare, overdue
 from tuner.control.memory import Trial
 from tuner.control.observe_stage import Seen, in_flight, storming, wait_bound_s, waiting_at
 from tuner.control.outcome import VerifyPart
+from tuner.control.way import Way
 from tuner.model.roofline import predict
 from tuner.observe.rows import ABORTED, RequestRows
 from tuner.observe.window import Window
@@ -38,7 +39,7 @@ class Checked:
 
     elapsed_s: since the push; pace_ratio: see the function of that name. matched: None when there was nothing to
     compare (yet, or because so many hung up). hung_up: so many did, and that is more than before the push. stalled:
-    nobody got on since.
+    nobody got on since. lost_way: the strides that this one is the last of, where they lost in all.
     """
 
     judgement: Judgement
@@ -50,11 +51,21 @@ class Checked:
     hung_up: bool
     stalled: bool
     part: VerifyPart
+    lost_way: Way | None = None
 
     @property
     def keeps(self) -> bool:
         """Whether the setting stays and the trial is over."""
         return self.passed or self.judgement.verdict is Verdict.BETTER
+
+    def on(self, way: Way) -> "Checked":
+        """The same, held against where the strides began: worse, where they lost more in all than noise explains."""
+        if not (self.keeps and way.lost):
+            return self
+        said = Judgement(Verdict.WORSE, VerdictReason.LOSS_SHOWN, False)
+        shown = {"verdict": said.verdict.value, "reason": said.reason.value, "prediction_held": False}
+        part = self.part.model_copy(update=shown | {"observed_gain": way.gain, "half_width": way.half_width})
+        return replace(self, judgement=said, passed=False, part=part, lost_way=way)
 
 
 @dataclass(frozen=True)

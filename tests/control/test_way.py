@@ -1,0 +1,100 @@
+"""Strides: each may lose less than anybody can see, but not all of them together."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from policies.guard import Action
+from policies.targets import Slo, Target
+from policies.verify import Judgement, Verdict, VerdictReason
+from tests.control.doubles import BOLD, Rig, answer_of, options, rig
+from tests.control.test_loop import BOOT, memory_of, pushed, reverted
+from tuner.control import judgement
+from tuner.control.matched import Matched
+from tuner.control.memory import Trial
+from tuner.control.verify_stage import Checked
+from tuner.control.way import Way
+
+Gains = dict[int, tuple[float, float]]
+
+
+def test_losses_too_small_to_be_seen_add_up_and_their_noise_adds_up_more_slowly() -> None:
+    way = Way(start={"step_tokens": 2048})
+    lost = []
+    for _ in range(4):
+        way = way.onward(-0.03, 0.05)
+        lost.append(way.lost)
+    assert lost == [False, False, True, True] and not way.won
+    assert Way(start={"step_tokens": 2048}).onward(0.1, 0.05).won
+
+
+def seen_to_gain(gains: Gains) -> Callable[..., Checked]:
+    """The real check with other figures: token budget of the push -> gain and half width, of a full window."""
+    honest = judgement.check
+
+    def check(trial: Trial, *others: object) -> Checked:
+        found = honest(trial, *others)  # type: ignore[arg-type]  # as they came
+        gain, half = gains[int(trial.after["step_tokens"])]
+        better = gain > half
+        said = Judgement(
+            Verdict.BETTER if better else Verdict.INCONCLUSIVE,
+            VerdictReason.GAIN_SHOWN if better else VerdictReason.WITHIN_NOISE,
+            True,
+        )
+        part = found.part.model_copy(
+            update={
+                "verdict": said.verdict.value, "reason": said.reason.value, "observed_gain": gain, "half_width": half
+            }
+        )  # fmt: skip
+        matched = Matched(gain, half, True, 0.8, 0.8 + gain, 1.0, 1.0)
+        return replace(found, judgement=said, matched=matched, passed=trial.stride and not better, part=part)
+
+    return check
+
+
+def strides(monkeypatch: pytest.MonkeyPatch, gains: Gains, *wanted: int) -> Rig:
+    monkeypatch.setattr(judgement, "check", seen_to_gain(gains))
+    goals: Iterator[int] = iter(wanted)
+    limits = replace(BOLD, largest_ratio=2.0)
+    never_met = Slo((Target("longest_gap", 0.02, 0.99),))
+    given = options(limits=limits, search_requests=20, search_every_s=20.0, slo=never_met)
+    return rig(lambda job: answer_of(job, step_tokens=next(goals), gain=0.2), options=given)
+
+
+SMALL = (-0.03, 0.05)
+
+
+def test_strides_that_lost_in_all_go_back_to_where_they_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = strides(monkeypatch, {1024: SMALL, 512: SMALL, 256: SMALL}, *[128] * 20)
+    run.run(60, until=reverted)
+    assert [r.pushed for r in run.records if pushed(r)] == [{"step_tokens": n} for n in (1024, 512, 256)]
+    last = run.records[-1]
+    assert last.verify is not None and (last.verify.verdict, last.verify.reason) == ("worse", "loss_shown")
+    assert last.verify.observed_gain == pytest.approx(-0.09) and "strides" in last.detail
+    assert run.setting == BOOT and memory_of(run).tried[-1].before["step_tokens"] == 2048
+    run.searcher.delay = 10**6
+    run.run(2)
+    assert memory_of(run).kept is None and run.setting == BOOT
+
+
+def test_what_was_proven_before_the_strides_is_in_force_again_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = strides(
+        monkeypatch, {1500: (0.1, 0.05), 750: SMALL, 375: SMALL, 188: SMALL}, 1500, *[100] * 20
+    )  # fmt: skip
+    run.run(60, until=reverted)
+    assert [r.pushed for r in run.records if pushed(r)] == [{"step_tokens": n} for n in (1500, 750, 375, 188)]
+    assert run.setting.step_tokens == 1500
+    run.searcher.delay = 10**6
+    run.run(3)
+    kept = memory_of(run).kept
+    assert kept is not None and kept.setting["step_tokens"] == 1500 and kept.way is None
+    assert run.setting.step_tokens == 1500 and Action.REVERT not in [r.action for r in run.records[-3:]]
+
+
+def test_a_gain_ends_the_account_of_the_strides_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = strides(monkeypatch, {1024: SMALL, 512: (0.2, 0.05), 256: SMALL, 128: SMALL}, *[64] * 20)
+    run.run(60, until=lambda r: r.pushed == {"step_tokens": 64})
+    kept = memory_of(run).kept
+    assert kept is not None and kept.way is not None and kept.way.start["step_tokens"] == 512
+    assert kept.way.gain == pytest.approx(-0.06)
