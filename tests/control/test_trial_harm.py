@@ -1,5 +1,6 @@
 """What a trial costs, and what ends it, where the comparison of two windows says nothing or too little."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from policies import wire
 from policies.guard import Reason
 from policies.verify import RollbackThresholds
-from tests.control.doubles import Rig, options, proposes, rig
+from tests.control.doubles import BOLD, Rig, options, proposes, rig
 from tests.control.test_loop import BOOT, FITTING, memory_of, pushed, reverted
 from tuner.control import observe_stage
 from tuner.control.harm import rising
@@ -125,3 +126,16 @@ def test_long_answers_that_keep_nobody_waiting_are_no_stall() -> None:
     all_clients_wait(run, 8000, 30)
     run.run(5)
     assert not any(reverted(record) for record in run.records) and run.setting == FITTING
+
+
+# --- the day's budget --------------------------------------------------------------------------
+
+
+def test_a_trial_that_has_cost_what_the_day_allows_goes_back() -> None:
+    limits = replace(BOLD, exploration_slo_s_per_day=1.0)
+    run = on_trial(limits=limits)
+    run.engine.slow = 1.5  # nothing can be compared, and two in a hundred are at risk
+    run.run(9, until=reverted)
+    assert run.records[-1].reason is Reason.EXPLORATION_BUDGET and run.setting == BOOT
+    assert 1.0 < run.records[-1].spent_slo_s < 1.5
+    assert memory_of(run).tried[-1].verdict == "inconclusive" and memory_of(run).trust.failed == 0

@@ -33,7 +33,7 @@ from tuner.ports.base import Port, PortError
 _BLIND = frozenset({Reason.METRICS_STALE, Reason.BLOCKED_AFTER_REVERT, CycleReason.HELD_BY_OTHER})
 
 # A trial that is taken back for one of these was not shown to be worse.
-_NO_VERDICT = frozenset({Reason.INCONCLUSIVE_TOO_LONG, CycleReason.ABORT_STORM})
+_NO_VERDICT = frozenset({Reason.INCONCLUSIVE_TOO_LONG, Reason.EXPLORATION_BUDGET, CycleReason.ABORT_STORM})
 
 # What a record holds for "since ever", which JSON cannot.
 SINCE_EVER_S = -1e12

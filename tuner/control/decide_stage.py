@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from policies.guard import Action, Decision, GuardLimits, Reason, Situation, decide
 from policies.request import Setting
+from policies.verify import Verdict as Outcome
 from tuner.control.outcome import CycleReason, SignalPart
 from tuner.control.signals import FREEZING, Signal
 
@@ -78,6 +79,8 @@ def decide_cycle(
             return Verdict(Action.REVERT, CycleReason.STALLED)
         if hung_up:
             return Verdict(Action.REVERT, CycleReason.ABORT_STORM, detail="far more hang up than before the push")
+        if now.verdict is not Outcome.BETTER and now.exploration_spent_slo_s > limits.exploration_slo_s_per_day:
+            return Verdict(Action.REVERT, Reason.EXPLORATION_BUDGET, detail="with this trial, which goes back")
     if said.reason in _FIRST and not (stalled and said.reason is Reason.KV_BOUND):
         return _verdict(said)
     if freeze is not None:
