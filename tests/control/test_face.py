@@ -242,6 +242,13 @@ def test_with_one_only_who_has_it_may(rig: Rig) -> None:
     assert wishes.read(rig.state) == wishes.Wishes()
 
 
+def test_a_block_that_was_set_at_the_engine_itself_shows_as_one(rig: Rig) -> None:
+    rig.face.publish(hold(6))
+    assert rig.samples()[("blocked", ())] == 0.0
+    rig.face.publish(hold(7, Reason.BLOCKED_AFTER_REVERT))
+    assert rig.samples()[("blocked", ())] == 1.0
+
+
 def test_pause_resume_and_revert_leave_their_wishes_with_actor_and_reason(rig: Rig) -> None:
     status, said = rig.json("POST", "/pause", {"actor": "ann", "reason": "deploy"}, **_bearer())
     assert status == 200 and said["asked"] == "pause"

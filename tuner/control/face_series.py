@@ -8,7 +8,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from policies.errors import UnreachableError
-from policies.guard import Action
+from policies.guard import Action, Reason
 from tuner.control import wishes
 from tuner.control.face_view import Glance, View
 from tuner.control.outcome import CycleRecord
@@ -33,7 +33,7 @@ class Series(Collector):
     def collect(self) -> Iterator[Metric]:
         seen = self._view.glance()
         yield from self._about(seen)
-        yield from self._wishes()
+        yield from self._wishes(seen.record)
         yield from _counters(seen)
         if seen.record is not None:
             yield from _latest(seen.record, seen.since_s)
@@ -49,13 +49,15 @@ class Series(Collector):
         yield _gauge("ready", "1 while the engine is read in each cycle.", float(seen.ready))
         yield _gauge("since_cycle_seconds", "Time since the latest cycle ended.", seen.since_s)
 
-    def _wishes(self) -> Iterator[Metric]:
+    def _wishes(self, record: CycleRecord | None) -> Iterator[Metric]:
         try:
             asked = wishes.read(self._store)
         except UnreachableError:  # the store does not answer: not known
             return
         yield _gauge("paused", "1 while a person has paused it.", float(asked.paused is not None))
-        yield _gauge("blocked", "1 after a revert by a person, until a resume.", float(asked.blocked is not None))
+        # Also one that somebody set at the engine itself.
+        blocked = asked.blocked is not None or (record is not None and record.reason is Reason.BLOCKED_AFTER_REVERT)
+        yield _gauge("blocked", "1 after a revert by a person, until a resume.", float(blocked))
 
 
 def _counters(seen: Glance) -> Iterator[Metric]:
