@@ -34,7 +34,8 @@ class Limits:
 
 
 async def read_body(request: Request, limit_bytes: int, limit_s: float) -> bytes:
-    """The body. Raises ApiError 413 above ``limit_bytes`` (as soon as that is known) and 408 after ``limit_s``."""
+    """The body. Raises ApiError 413 above ``limit_bytes`` (as soon as that is known), 408 after ``limit_s``, 503 when
+    the server ends meanwhile."""
     announced = request.headers.get("content-length", "0")
     if not (announced.isascii() and announced.isdecimal()):
         raise bad_request("Content-Length is no number")
@@ -51,6 +52,8 @@ async def read_body(request: Request, limit_bytes: int, limit_s: float) -> bytes
                 parts.append(part)
     except TimeoutError:
         raise ApiError(408, f"the body took longer than {limit_s:g} s; send it faster", code="timeout") from None
+    except asyncio.CancelledError:  # nothing but the end of the server does that
+        raise ApiError(503, "the server stops; send the request to another one", code="stopping") from None
     except ClientDisconnect:
         raise ApiError(400, "the client left before its body was complete", code="incomplete_body") from None
     return b"".join(parts)

@@ -126,6 +126,8 @@ class AnswerResponse(Response):
                 await self._stream(send)
             else:
                 await self._whole(scope, receive, send)
+        except asyncio.CancelledError:  # the end of the server, and this client does not read what is written already
+            return
         finally:
             answer.close()
             watcher.cancel()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,8 @@ from policies.errors import InputError, RefusedError
 _HEALTH_EVERY_S = 0.5
 _FLUSH_S = 5  # for clients to read what is written already
 _BACKLOG = 2048
+_MOST_KEEPIDLE_S = 32_767  # Linux's own bound
+_PROBE_EVERY_S = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,8 @@ class Listener:
 
 
 def bind_tcp(host: str, port: int, client_s: float) -> socket.socket:
-    """A bound socket. client_s: a client that reads nothing for so long is cut off. Raises InputError."""
+    """A bound socket. client_s: a client that reads nothing for so long, or has vanished so long without a word, is
+    cut off. Raises InputError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -40,8 +44,7 @@ def bind_tcp(host: str, port: int, client_s: float) -> socket.socket:
         raise InputError(f"--host {host!r}: {error.strerror or error}; give an address of this machine") from error
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; accepted connections inherit it
-            bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(client_s * 1000))
+        _cut_off_after(bound, client_s)
         bound.bind(address)
     except OSError as error:
         bound.close()
@@ -49,16 +52,42 @@ def bind_tcp(host: str, port: int, client_s: float) -> socket.socket:
     return bound
 
 
+def _cut_off_after(bound: socket.socket, client_s: float) -> None:
+    """For every connection that is accepted here: Linux hands these settings down."""
+    if not hasattr(socket, "TCP_USER_TIMEOUT"):
+        return
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(client_s * 1000))
+    # While nothing is written (a request that waits, an answer in one piece) only a probe finds out who is gone.
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, min(_MOST_KEEPIDLE_S, math.ceil(client_s)))
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_EVERY_S)
+
+
 def bind_unix(path: Path) -> socket.socket:
-    """A Unix socket that only this user may open. Raises InputError, also when something is there already."""
+    """A Unix socket that only this user may open. Raises InputError, also when something is there already.
+
+    The file of a server that was killed is no such thing: nobody answers there, and the next start takes its place.
+    """
     bound = socket.socket(socket.AF_UNIX)
     try:
+        if path.is_socket() and _is_left_over(path):
+            path.unlink()
         bound.bind(str(path))
         path.chmod(0o600)
     except OSError as error:
         bound.close()
         raise InputError(f"cannot listen on {str(path)!r}: {error.strerror or error}; choose a new path") from error
     return bound
+
+
+def _is_left_over(path: Path) -> bool:
+    """Whether nobody listens at a Unix socket's file."""
+    with socket.socket(socket.AF_UNIX) as caller:
+        try:
+            caller.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+    return False
 
 
 class _Server(uvicorn.Server):

@@ -9,6 +9,7 @@ import time
 import httpx
 import pytest
 
+from engine import server_run
 from tests.engine.server_harness import HTTP, LetterRunner, Live, letters, live, soon
 
 pytestmark = pytest.mark.slow
@@ -16,8 +17,10 @@ pytestmark = pytest.mark.slow
 PATH = "/v1/completions"
 
 
-def begin(server: Live, body: dict, receive_bytes: int | None = None) -> socket.socket:
-    """Sends a request by hand and reads nothing."""
+def begin(
+    server: Live, body: dict, receive_bytes: int | None = None, send_bytes: int | None = None
+) -> socket.socket:
+    """Sends a request by hand, or only the first bytes of its body, and reads nothing."""
     port = int(server.public.rpartition(":")[2])
     connection = socket.socket()
     if receive_bytes is not None:
@@ -25,7 +28,7 @@ def begin(server: Live, body: dict, receive_bytes: int | None = None) -> socket.
     connection.connect(("127.0.0.1", port))
     content = json.dumps(body).encode()
     connection.sendall(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (PATH.encode(), len(content)))
-    connection.sendall(content)
+    connection.sendall(content[:send_bytes])
     return connection
 
 
@@ -90,6 +93,26 @@ def test_draining_finishes_what_runs_and_takes_nothing_new() -> None:
         assert (text, events[-1]) == (letters(7, 5, 500), "[DONE]")
         server.thread.join(30)
         assert not server.thread.is_alive()
+
+
+def test_at_the_end_clients_that_neither_send_nor_read_are_no_defects(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One with half a body, one that reads nothing of a long answer: both are let go, without a trace in the log."""
+    monkeypatch.setattr(server_run, "_FLUSH_S", 1)
+    runner = LetterRunner(max_model_tokens=20_000, kv_blocks=8192)
+    with live(runner=runner, drain_s=60.0) as server:
+        deaf = begin(server, {"prompt": "hello", "max_tokens": 19_000, "stream": True}, receive_bytes=4096)
+        dumb = begin(server, {"prompt": "hello"}, send_bytes=5)
+        assert soon(lambda: server.engine.snapshot().step > 18_000, 60)
+        server.stop.now()
+        answer = read_all(dumb)
+        server.thread.join(60)
+        assert not server.thread.is_alive()
+        deaf.close()
+    assert answer.startswith(b"HTTP/1.1 503") and b'"stopping"' in answer
+    log = capsys.readouterr().err
+    assert "Cancel 2 running task(s)" in log and "Traceback" not in log
 
 
 def test_a_broken_engine_ends_streams_with_an_error_and_the_server_with_them(

@@ -1,0 +1,49 @@
+"""The sockets of a server: whose Unix socket may be taken over, and what stays as it is."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from engine.server_run import bind_tcp, bind_unix
+from policies.errors import InputError
+
+
+def test_the_socket_of_a_killed_server_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.sock"
+    with bind_unix(path) as killed:
+        killed.listen()
+    assert path.is_socket(), "closing removes no file: what kill -9 leaves behind"
+    with bind_unix(path) as bound, socket.socket(socket.AF_UNIX) as client:
+        bound.listen()
+        client.connect(str(path))
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_socket_of_a_living_server_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.sock"
+    with bind_unix(path) as living:
+        living.listen()
+        with pytest.raises(InputError, match="cannot listen"):
+            bind_unix(path)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_nothing_else_is_removed(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "mine"
+    path.mkdir() if kind == "folder" else path.write_text("mine")
+    with pytest.raises(InputError, match="mine"):
+        bind_unix(path)
+    assert path.exists()
+
+
+def test_a_client_that_vanishes_is_noticed_on_every_connection() -> None:
+    """Linux hands these down from the listening socket to those it accepts."""
+    with bind_tcp("127.0.0.1", 0, 5.0) as bound:
+        bound.listen()
+        with socket.create_connection(bound.getsockname()), bound.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 5000
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5
