@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.step import StepBatch
 from policies import wire
 from policies.guard import Reason
 from policies.verify import RollbackThresholds
@@ -139,3 +140,22 @@ def test_a_trial_that_has_cost_what_the_day_allows_goes_back() -> None:
     assert run.records[-1].reason is Reason.EXPLORATION_BUDGET and run.setting == BOOT
     assert 1.0 < run.records[-1].spent_slo_s < 1.5
     assert memory_of(run).tried[-1].verdict == "inconclusive" and memory_of(run).trust.failed == 0
+
+
+# --- the engine's own pace ---------------------------------------------------------------------
+
+
+def test_steps_that_take_longer_at_the_pushed_size_are_held_against_the_push() -> None:
+    """Chunks of about 512 tokens take nearly three times what the model says of them; decodes are what they were."""
+    run = rig(proposes(step_tokens=512, gain=0.12), options=options(search_requests=20))
+    runner = run.engine.running._loop._runner
+    honest = runner.duration_s  # type: ignore[attr-defined]  # the test's own runner
+
+    def awkward(step: StepBatch) -> float:
+        tokens = sum(segment.end - segment.start for segment in step.segments)
+        return float(honest(step) * (2.8 if 300 <= tokens <= 600 else 1.0))
+
+    runner.duration_s = awkward  # type: ignore[attr-defined]  # as above
+    run.run(8, until=pushed)
+    run.run(6, until=reverted)
+    assert run.records[-1].reason is Reason.VERDICT_WORSE and run.setting == BOOT

@@ -144,10 +144,10 @@ def more_hang_up(trial: Trial, before: Window, after: Window, length_s: float) -
     return len(was) > 0 and rising(_inside(after, after.now_s - length_s, after.now_s).ended, was, ABORTED)
 
 
-def pace(window: Window, model: StepModel, start_s: float, end_s: float) -> float:
+def pace(window: Window, model: StepModel, start_s: float, end_s: float, decodes_alone: bool) -> float:
     """Measured over modelled time of the steps between two instants; NaN when there are too few to say."""
     steps = window.steps.select((window.steps.start_s >= start_s) & (window.steps.end_s <= end_s))
-    samples = steps.samples()
+    samples = (steps.select(steps.prefill_tokens == 0) if decodes_alone else steps).samples()
     if len(samples) < PACE_STEPS:
         return math.nan
     return float(samples.duration_s.sum() / predict(model, samples).sum())
@@ -158,13 +158,17 @@ def pace_ratio(
 ) -> float:
     """How much slower the engine is since the push at the very same work, 1.0 as before; NaN when nobody can tell.
 
-    The model takes out what the steps compute, so the setting itself does not show here: a neighbour on the machine
-    does, or a clock that was lowered.
+    A neighbour on the machine shows here, or a clock that was lowered. By steps of decodes alone where there are
+    enough: they are the same under both settings, while of the sizes that the push brought the model may know little.
     """
     if model is None or length_s <= 0.0:
         return math.nan
-    was = pace(before, model, trial.began_s - MOST_BEFORE * length_s, trial.began_s)
-    return pace(seen.window, model, start_s, seen.now_s) / was
+    for decodes_alone in (True, False):
+        was = pace(before, model, trial.began_s - MOST_BEFORE * length_s, trial.began_s, decodes_alone)
+        ratio = pace(seen.window, model, start_s, seen.now_s, decodes_alone) / was
+        if math.isfinite(ratio):
+            return ratio
+    return math.nan
 
 
 def check(
