@@ -45,7 +45,7 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._window = list(prompt[-_CONTEXT_TOKENS:])
+        self._window = _context(tokenizer, prompt)
         before = tokenizer.decode(self._window) if self._window else ""
         self._sent = len(_certain(before))
         self._prompts_own = before[self._sent :]  # an unfinished character of the prompt, for the answer to finish
@@ -80,6 +80,19 @@ class Detokenizer:
         self._window = self._window[first:]
         self._clean = len(self._window)
         self._sent = max(0, len(self._tokenizer.decode(self._window)) - unsent)
+
+
+def _context(tokenizer: Tokenizer, prompt: Sequence[int]) -> list[int]:
+    """The prompt's last tokens, from the beginning of a character on.
+
+    Where bytes are tokens, some decoders take a run of them as a whole: one that begins within a character would be
+    nothing but unfinished characters, the answer's own included.
+    """
+    for count in range(_CONTEXT_TOKENS, min(len(prompt), _MOST_WINDOW_TOKENS) + 1):
+        window = list(prompt[-count:])
+        if not tokenizer.decode(window).startswith(UNFINISHED):
+            return window
+    return list(prompt[-_CONTEXT_TOKENS:])
 
 
 def _certain(text: str) -> str:

@@ -100,6 +100,13 @@ def test_byte_fallback_comes_out_whole(text: str) -> None:
     assert "".join(found) + detokenizer.finish() == text
 
 
+@given(st.text(alphabet="aé€😀", max_size=40), st.text(alphabet="aé€😀", max_size=10))
+def test_also_behind_a_prompt_whose_last_tokens_begin_within_a_character(prompt: str, text: str) -> None:
+    detokenizer = Detokenizer(ByteFallback(256), list(prompt.encode()))
+    found = [detokenizer.push(token) for token in text.encode()]
+    assert "".join(found) + detokenizer.finish() == text
+
+
 def shown(chunks: Sequence[str], stops: Sequence[str]) -> tuple[str, str | None]:
     matcher = StopStrings(stops)
     text = ""
