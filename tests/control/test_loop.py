@@ -20,6 +20,7 @@ from tuner.control.job import Answer, Job, WorkerError, WorkerFault
 from tuner.control.memory import KEY, Memory, remember
 from tuner.control.outcome import CycleReason, CycleRecord, Stage
 from tuner.control.signals_codes import Signal
+from tuner.control.standing import beyond
 from tuner.control.trust import Trust
 from tuner.model.draws import DRAWS
 from tuner.model.drift import Drift
@@ -554,6 +555,49 @@ def test_a_clean_end_gives_the_lease_back() -> None:
     state = run.engine.running.tuning_state()
     assert state.lease is None and not state.blocked and state.setting() == BOOT
     assert "no lease of ours" in run.controller.stop()
+
+
+@pytest.mark.parametrize("bounds", [{"step_tokens": (1024.0, 4096.0)}, {"chunk_cap_tokens": (0.0, 4096.0)}])
+@pytest.mark.parametrize("proven", [False, True])
+def test_what_an_earlier_run_left_outside_of_the_operators_bounds_of_now_is_not_held_on(
+    proven: bool, bounds: dict[str, tuple[float, float]]
+) -> None:
+    """The controller was killed under a push, and comes back with other bounds before the lease is over."""
+    run = rig(proposes(step_tokens=512, gain=0.12))
+    run.run(12, until=lambda r: r.verify is not None and r.verify.verdict == "better" if proven else pushed(r))
+    assert run.setting == FITTING and (memory_of(run).kept is not None) is proven
+    after = rig(
+        proposes(verdict="keep"),
+        engine=run.engine,
+        clock=run.clock,
+        store=run.store,
+        options=options(search_requests=20, bounds=bounds),
+    )
+    after.run(1)
+    assert (after.records[-1].action, after.records[-1].reason) == (Action.REVERT, CycleReason.FOUND_FOREIGN)
+    assert after.setting == BOOT and "step_tokens" in after.records[-1].detail
+    after.run(3)
+    assert after.setting == BOOT and after.records[-1].lease_left_s is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({}, []),
+        ({"step_tokens": 1024}, []),  # on the way from the boot setting into the bounds
+        ({"step_tokens": 100}, ["step_tokens"]),
+        ({"step_tokens": 4096}, ["step_tokens"]),
+        ({"chunk_cap_tokens": 8192}, []),  # none is the boot setting
+        ({"chunk_cap_tokens": 32}, ["chunk_cap_tokens"]),
+        ({"max_running": 16}, ["max_running"]),
+        ({"order_policy": 1, "aging_s": 5.0}, ["order_policy"]),
+    ],
+)
+def test_the_operators_bounds_reach_as_far_as_the_way_to_them_from_the_boot_setting(
+    changes: dict[str, float], wrong: list[str]
+) -> None:
+    bounds = {"step_tokens": (256.0, 512.0), "chunk_cap_tokens": (64.0, 256.0)}
+    assert beyond(BOOT._replace(**changes), BOOT, bounds) == wrong  # type: ignore[arg-type]  # as in a record
 
 
 # --- traffic -----------------------------------------------------------------------------------

@@ -17,12 +17,12 @@ from tuner.control.draft import Draft
 from tuner.control.figures import figures, judgeable
 from tuner.control.fit_stage import Learner
 from tuner.control.memory import knobs_of
-from tuner.control.observe_stage import Seen, setting_in_force
+from tuner.control.observe_stage import Seen, boot_of, setting_in_force
 from tuner.control.options import LoopOptions
 from tuner.control.outcome import CycleReason, Figures
 from tuner.control.parts import Store
 from tuner.control.signals import find_signals
-from tuner.control.standing import Holder, Standing, stand
+from tuner.control.standing import Holder, Standing, beyond, stand
 from tuner.control.verify_stage import MOST_BEFORE, Checked
 from tuner.observe.protocol import Reading
 from tuner.observe.rows import StepRows
@@ -150,6 +150,10 @@ class Sight:
 
     def _standing(self, reading: Reading, day: str, wall_s: float, draft: Draft) -> Standing:
         standing = stand(reading.state, self._actor, self._book.memory)
+        wrong = beyond(setting_in_force(reading.state), boot_of(reading.state), self._options.bounds)
+        if wrong and standing.ours_in_force:  # of an earlier run, under another configuration
+            draft.note(f"outside of what may be moved now: {', '.join(wrong)}")
+            standing = replace(standing, trial=None, kept=None, foreign=True, dropped=standing.trial)
         if not self._options.live:
             # Shadow acts on nothing, so nothing is its own: a lease that an earlier run left ends by itself.
             standing = replace(standing, trial=None, kept=None, foreign=False, dropped=self._book.memory.trial)

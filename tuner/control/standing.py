@@ -4,6 +4,8 @@ The engine's state decides, never the memory alone: a push may have been lost on
 nobody looked, an operator may have reverted, and a controller that was killed comes back to all of that.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -11,6 +13,7 @@ from policies import wire
 from policies.request import Setting
 from tuner.control.memory import Kept, Memory, Trial, setting_of
 from tuner.control.observe_stage import boot_of, setting_in_force
+from tuner.control.propose_stage import FOLLOWERS
 
 
 class Holder(StrEnum):
@@ -50,6 +53,22 @@ def stand(state: wire.State, actor: str, memory: Memory) -> Standing:
     if kept is not None and kept.boot_id == state.boot_id and _is(setting, kept.setting):
         return Standing(Holder.OURS, None, kept, False, trial)
     return Standing(Holder.OURS, None, None, setting != boot_of(state), trial)
+
+
+def beyond(setting: Setting, boot: Setting, bounds: Mapping[str, tuple[float, float]]) -> list[str]:
+    """Knobs that were moved although the operator does not let them be, or further than his bounds.
+
+    What lies between the boot setting and the bounds is on the way to them. A chunk cap of 0 is none.
+    """
+    wrong = []
+    for name, old, new in zip(Setting._fields, boot, setting, strict=True):
+        if old == new or name in FOLLOWERS:
+            continue
+        low, high = bounds.get(name, (math.inf, -math.inf))
+        start, end = (math.inf if name == "chunk_cap_tokens" and value == 0 else value for value in (old, new))
+        if name not in bounds or not min(low, start) <= end <= max(high, start):
+            wrong.append(name)
+    return wrong
 
 
 def _is(setting: Setting, knobs: dict[str, int | float]) -> bool:
