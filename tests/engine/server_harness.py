@@ -76,6 +76,20 @@ class LetterRunner:
         return EOS if seed >= 1_000_000 and position == seed - 1_000_000 else letter(seed, position)
 
 
+class HeldTokenizer(ByteTokenizer):
+    """Encodes nothing until it may."""
+
+    def __init__(self) -> None:
+        super().__init__(512)
+        self.may = threading.Event()
+        self.begun = 0
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        self.begun += 1
+        assert self.may.wait(60)
+        return super().encode(text)
+
+
 @dataclass
 class Live:
     """A running server. public and private: base URLs without a slash at the end."""

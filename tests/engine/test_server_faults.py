@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from engine import server_run
-from tests.engine.server_harness import HTTP, LetterRunner, Live, letters, live, soon
+from tests.engine.server_harness import HTTP, HeldTokenizer, LetterRunner, Live, letters, live, soon
 
 pytestmark = pytest.mark.slow
 
@@ -61,6 +61,36 @@ def test_a_client_that_leaves_while_waiting_frees_its_place() -> None:
         assert server.engine.snapshot().running == 1
         first.close()
         assert soon(server.idle)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_while_its_prompt_is_read_frees_its_blocks(stream: bool) -> None:
+    with live(runner=LetterRunner(step_s=0.01), step_tokens=8) as server:
+        resting = server.count_tasks()
+        connection = begin(server, {"prompt": [1] * 1800, "max_tokens": 5, "stream": stream})
+        assert soon(lambda: server.engine.snapshot().partial_prefills == 1)
+        assert server.engine.snapshot().kv_used > 0.0
+        connection.close()
+        assert soon(server.idle)
+        requests = server.engine.requests_after(-1)
+        assert (requests.ended, requests.output_tokens) == (("aborted",), (0,))
+        assert server.engine.snapshot().kv_used == 0.0
+        assert soon(lambda: server.count_tasks() <= resting)
+
+
+def test_a_client_that_leaves_before_its_body_is_whole_or_encoded_leaves_nothing() -> None:
+    tokenizer = HeldTokenizer()
+    with live(tokenizer=tokenizer) as server:
+        resting = server.count_tasks()
+        body = {"prompt": "hello", "max_tokens": 1000, "stream": True}
+        begin(server, body, send_bytes=9).close()
+        assert soon(lambda: server.count_tasks() <= resting) and tokenizer.begun == 0
+        connection = begin(server, body)
+        assert soon(lambda: tokenizer.begun == 1)
+        connection.close()
+        tokenizer.may.set()
+        assert soon(lambda: server.idle() and server.count_tasks() <= resting)
+        assert set(ended(server)) <= {"aborted"}
 
 
 def test_a_client_that_does_not_read_is_cut_off_and_others_are_served() -> None:

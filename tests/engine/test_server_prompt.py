@@ -1,7 +1,6 @@
 """Encoding a prompt: no further than it can fit, in nobody's way, and counted when it was refused."""
 
 import threading
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -13,7 +12,7 @@ from engine.interface import RejectReason
 from engine.server_bytes import ByteTokenizer
 from engine.server_limits import Limits
 from engine.server_prompt import encode_within
-from tests.engine.server_harness import HTTP, MODEL, Live, live, soon
+from tests.engine.server_harness import HTTP, MODEL, HeldTokenizer, Live, live, soon
 
 PATH = "/v1/completions"
 
@@ -50,27 +49,10 @@ def test_a_text_with_few_tokens_is_looked_at_to_its_end() -> None:
     assert tokenizer.seen_chars < 3_000_000
 
 
-class Held(ByteTokenizer):
-    """Encodes nothing until it may; the chat's text is the words of its first message."""
-
-    def __init__(self) -> None:
-        super().__init__(512)
-        self.may = threading.Event()
-        self.begun = 0
-
-    def encode(self, text: str, *, special: bool = True) -> list[int]:
-        self.begun += 1
-        assert self.may.wait(60)
-        return super().encode(text)
-
-    def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
-        return messages[0]["content"]
-
-
 @pytest.mark.slow
 def test_the_tuning_protocol_and_draining_wait_for_no_prompt(tmp_path: Path) -> None:
     """However many prompts are being encoded."""
-    file, tokenizer = tmp_path / "token", Held()
+    file, tokenizer = tmp_path / "token", HeldTokenizer()
     file.write_text("the-tuning-token-0123456789")
     headers = {"Authorization": "Bearer the-tuning-token-0123456789"}
     answers: list[int] = []

@@ -3,6 +3,7 @@
 import json
 import random
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.step import StepBatch
 from policies import wire
 from tests.engine.server_harness import HTTP, LetterRunner, Live, letters, live, soon
 
@@ -120,6 +122,45 @@ def test_steps_and_requests_tell_what_was_served(server: Live) -> None:
     assert later.step == found.step[2:]
     rows = wire.parse(wire.RequestColumns, call(server, "GET", "/requests").content, wire.MAX_ANSWER_BYTES)
     assert (rows.prompt_tokens, rows.output_tokens, rows.ended) == ((700,), (3,), ("finished",))
+
+
+class Watched(LetterRunner):
+    """Notes of every step when it came and went, its tokens and the KV entries behind it."""
+
+    def __init__(self) -> None:
+        super().__init__(step_s=0.01)
+        self.seen: list[tuple[float, float, int, int]] = []
+
+    def run(self, step: StepBatch) -> list[int]:
+        begun_s = time.monotonic()
+        tokens = super().run(step)
+        context = sum(segment.start for segment in step.segments)
+        self.seen.append((begun_s, time.monotonic(), step.computed_tokens, context))
+        return tokens
+
+
+def test_step_records_are_true_under_load(token_file: Path) -> None:
+    """Durations add up to the time that passed, tokens and contexts are those that were computed."""
+    runner = Watched()
+    with live(tuning_token=token_file, runner=runner, step_tokens=64) as server:
+        runner.gate.clear()
+        url = f"{server.public}/v1/completions"
+        bodies = [{"prompt": [seed] * 100, "max_tokens": 60, "seed": seed} for seed in range(12)]
+        clients = [threading.Thread(target=HTTP.post, args=(url,), kwargs={"json": body}) for body in bodies]
+        for client in clients:
+            client.start()
+        assert soon(lambda: server.engine.snapshot().running + server.engine.snapshot().waiting == 12)
+        runner.gate.set()
+        for client in clients:
+            client.join()
+        steps = wire.parse(wire.StepColumns, call(server, "GET", "/steps").content, wire.MAX_ANSWER_BYTES)
+    # From the second step on: the first stood at the gate.
+    passed_s = runner.seen[-1][1] - runner.seen[1][0]
+    assert sum(steps.duration_s[1:]) == pytest.approx(passed_s, rel=0.02)
+    computed = [p + d for p, d in zip(steps.prefill_tokens, steps.decode_tokens, strict=True)]
+    contexts = [p + d for p, d in zip(steps.prefill_context_tokens, steps.decode_context_tokens, strict=True)]
+    assert list(zip(computed, contexts, strict=True)) == [seen[2:] for seen in runner.seen]
+    assert sum(computed) == 12 * (100 + 59)
 
 
 def test_with_a_token_every_route_needs_it(server: Live, token_file: Path) -> None:
