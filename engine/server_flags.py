@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limits.add_argument("--max-prompt-tokens", type=int, default=0, metavar="N", help="default: the model's length")
     limits.add_argument("--max-body-bytes", type=int, default=Limits().body_bytes, metavar="N", help="%(default)s")
     limits.add_argument(
-        "--client-timeout", type=float, default=60.0, metavar="S", help="cut off who reads nothing, or is gone, so long (60)"
+        "--client-timeout", type=float, default=60.0, metavar="S", help="cut off who is gone or reads nothing (60)"
     )
     limits.add_argument("--drain", type=float, default=30.0, metavar="S", help="time for answers after SIGTERM (30)")
 

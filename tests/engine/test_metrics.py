@@ -1,7 +1,9 @@
 """Names and values of /metrics against traffic whose every step is known, on a clock that only the test moves."""
 
 import itertools
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -201,6 +203,13 @@ def test_every_name_has_help_and_a_unit(served: Bench) -> None:
         unit = family.name.rpartition("_")[2]
         counted = {"requests", "preemptions", "ended", "rejected", "changes", "steps", "revision", "blocked", "healthy"}
         assert unit in {"seconds", "tokens", "ratio"} | counted, family.name
+
+
+def test_the_page_of_the_protocol_names_every_series_and_no_other(served: Bench) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "tuning-protocol.md").read_text()
+    named = set(re.findall(r"rooftune_[a-z_]+", text[text.index("## Metrics") :]))
+    types = re.findall(r"# TYPE (\S+) \S+", served.metrics.page().decode())
+    assert named == set(types)
 
 
 def test_buckets_are_fine_around_5_ms() -> None:
