@@ -25,6 +25,7 @@ T = TypeVar("T")
 # What plan_step gets while no policy in force predicts a step time.
 NO_MODEL = StepModel(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
+_MOST_NAME_CHARS = 200  # of wire.Text
 # Most rows of one answer: while it is built and encoded (some 2 ms for a thousand steps) the loop stands still, for
 # there is one interpreter lock. Whoever is further behind asks again.
 ANSWER_ROWS = 1000
@@ -89,12 +90,18 @@ class InForce:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What the state says of the engine; see ``wire.State``."""
+    """What the state says of the engine; see ``wire.State``. Names that the protocol cannot carry (a long path, a
+    character that is none) are cut to their end and mended: whoever serves such a model must still be tunable."""
 
     engine: str
     engine_version: str
     model: str
     envelope: wire.BootEnvelope
+
+    def __post_init__(self) -> None:
+        for name in ("engine", "engine_version", "model"):
+            printable = "".join(char if char.isprintable() else "?" for char in getattr(self, name))
+            object.__setattr__(self, name, printable[-_MOST_NAME_CHARS:] or "unnamed")
 
 
 class TuningDesk:

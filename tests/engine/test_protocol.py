@@ -21,6 +21,11 @@ from tests.engine.loop_harness import BOOT, Callers, check_nothing_left, engine,
 from tests.engine.random_pushes import random_push
 
 
+FIXED = wire.BootEnvelope(
+    ceiling_tokens=512, max_running=8, model_tokens=None, kv_blocks=None, kv_block_tokens=None, chunking=True
+)
+
+
 class EngineEndpoint:
     """An engine turned by hand, on a clock that only steps and ``pass_time`` move."""
 
@@ -71,10 +76,7 @@ def test_the_desk_tells_its_book_of_a_step_only_when_something_is_due_and_it_com
     """Random steps, leases, reverts and clocks that jump both ways, against a book that hears of every step."""
     chance, clock = random.Random(1), ManualClock(100.0)
     envelope = Envelope(full_bounds(512, 8))
-    fixed = wire.BootEnvelope(
-        ceiling_tokens=512, max_running=8, model_tokens=None, kv_blocks=None, kv_block_tokens=None, chunking=True
-    )
-    desk = TuningDesk(About("e", "0", "m", fixed), envelope, BOOT, clock)
+    desk = TuningDesk(About("e", "0", "m", FIXED), envelope, BOOT, clock)
     book, ended = boot_book(envelope, BOOT, clock.now_s), 0
     for turn in range(4000):
         clock.now_s += chance.choice([0.01, 0.01, 0.01, 0.5, 3.0])
@@ -178,6 +180,13 @@ def test_records_count_what_was_sent_and_join_without_a_gap() -> None:
     for bound, row in zip(requests.gap_bounds_s, requests.gap_over, strict=True):
         assert sum(row) == sum(gap > bound for gap in gaps) > (0 if bound < 0.02 else -1)
     assert max(gap for gap in requests.longest_gap_s if gap is not None) == max(gaps)
+
+
+@pytest.mark.parametrize("name", ["/models/" + "m" * 300, "/models/a\nb", "", "/models/\udce4\x7f", "Zwölf 東京"])
+def test_whatever_a_model_is_called_its_state_can_be_read(name: str) -> None:
+    desk = TuningDesk(About("e", "0", name, FIXED), Envelope(full_bounds(512, 8)), BOOT, ManualClock())
+    state = wire.parse(wire.State, desk.tuning_state().model_dump_json().encode(), wire.MAX_ANSWER_BYTES)
+    assert state.model[-20:] == "".join(char if char.isprintable() else "?" for char in name)[-20:] or not name
 
 
 def test_a_ring_says_what_it_lost() -> None:
