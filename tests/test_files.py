@@ -10,7 +10,7 @@ import pytest
 
 from policies.errors import InputError, UnreachableError
 from policies.step_time import StepModel
-from tuner.files import write_whole
+from tuner.files import at_home, write_whole
 from tuner.model.model_file import ModelFile, write_model_file
 from tuner.model.sample_file import write_steps
 from tuner.model.samples import COLUMNS, StepSamples
@@ -83,3 +83,10 @@ def test_a_new_file_has_the_rights_that_the_user_gives_new_files(tmp_path: Path)
     finally:
         os.umask(before)
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_home_folder_that_nobody_has_is_one_line() -> None:
+    assert at_home("~/x") == Path.home() / "x" and at_home("y/~") == Path("y/~")
+    with pytest.raises(InputError, match="write the whole path") as error:
+        at_home("~surely-nobody/x")
+    assert "\n" not in str(error.value)

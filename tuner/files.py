@@ -17,6 +17,14 @@ def shown_path(path: str | Path) -> str:
     return text if text and text.isprintable() else repr(text)
 
 
+def at_home(path: str | Path) -> Path:
+    """The path with a leading ``~`` or ``~name`` as the home folder that it means. Raises InputError for none."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise InputError(f"{shown_path(path)} is in a home folder that is not known; write the whole path") from None
+
+
 def write_whole(path: str | Path, data: bytes) -> None:
     """Write ``data`` to a temporary file beside the target and rename it over that: whole or not at all.
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tuner.cli.progress import Progress, twin_is_compiled
+from tuner.cli import progress
+from tuner.cli.progress import COMPILING, Progress, twin_is_compiled, warm_twin
 
 
 class _Terminal(io.StringIO):
@@ -46,3 +47,17 @@ def test_quiet_says_nothing() -> None:
 def test_an_empty_cache_is_not_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROOFTUNE_CACHE_DIR", str(tmp_path))
     assert not twin_is_compiled()
+
+
+@pytest.mark.parametrize(("place", "said"), [("fresh", COMPILING), ("file/x", "every time: {}/file cannot be written")])
+def test_what_is_compiled_every_time_is_not_said_to_be_cached(
+    place: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "fresh").mkdir()
+    monkeypatch.setattr(progress, "twin_is_compiled", lambda: False)
+    monkeypatch.setattr(progress, "code_folder", lambda function: tmp_path / place)
+    monkeypatch.setattr(progress, "simulate", lambda *_: None)
+    stream = io.StringIO()
+    warm_twin(Progress(stream, quiet=False))
+    assert said.format(tmp_path) in stream.getvalue()

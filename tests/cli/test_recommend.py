@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -230,6 +231,14 @@ def test_a_file_that_is_no_database_is_told_before_the_search_and_stays_as_it_is
     with pytest.raises(UnreachableError, match="not a database"):
         check_storage(f"sqlite:///{path}")
     assert path.read_bytes() == before
+
+
+def test_a_locked_database_is_to_be_waited_for(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "trials.db", isolation_level=None)) as other:
+        other.execute("create table one (a)")
+        other.execute("begin exclusive")
+        with pytest.raises(UnreachableError, match="database is locked; wait until"):
+            check_storage(f"sqlite:///{tmp_path}/trials.db?timeout=0")
 
 
 def test_a_password_is_never_shown() -> None:

@@ -57,6 +57,7 @@ def test_bad_flags_name_themselves(tmp_path: Path, capsys: pytest.CaptureFixture
         capsys, "--engine", NOBODY, "--mode", "live"
     )
     assert "--cycles" in _refused(capsys, "--engine", NOBODY, "--cycles", "0")
+    assert "write the whole path" in _refused(capsys, "--engine", NOBODY, "--state", "~surely-nobody/x")
     assert "not allowed with argument" in _refused(capsys, "--engine", NOBODY, "--cycles", "3", "--once")
     assert "engine is missing; give --engine URL" in _refused(capsys)
     (tmp_path / "file").write_text("")

@@ -135,6 +135,9 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -
     text = ENGINE + "state: here\nmode: shadow\n" + TARGETS
     assert load(tmp_path, text).state == tmp_path / "here"
     assert load(tmp_path, text, ROOFTUNE_STATE="/there").state == Path("/there")
+    for broken in ({"ROOFTUNE_STATE": "~surely-nobody/x"}, {}):
+        with pytest.raises(InputError, match="write the whole path"):
+            load(tmp_path, text if broken else text.replace("here", "~surely-nobody/x"), **broken)
     flags = [Override("state", "/flag", "--state"), Override("mode", "live", "--mode")]
     config = load(tmp_path, text, *flags, ROOFTUNE_STATE="/there")
     assert (config.state, config.mode) == (Path("/flag"), "live")

@@ -6,6 +6,7 @@ Each run is its own process over a small tree of modules that carries our compil
 import ast
 import json
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -92,6 +93,24 @@ def test_an_edit_of_a_helper_is_seen_although_the_cache_is_warm(tree: Path, tmp_
     rates.write_text(rates.read_text().replace("PER_TOKEN = 5", "PER_TOKEN = 3"))
     back = run(tree, cache)
     assert (back["twin"], back["hits"]) == (19, 1)
+
+
+def test_without_a_home_there_is_no_place_to_keep_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "XDG_CACHE_HOME", "ROOFTUNE_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+    def unknown(number: int) -> pwd.struct_passwd:
+        raise KeyError(number)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    folder = compiling.code_folder(kernel.replay)
+    assert not compiling.holds_code(folder)
+    with pytest.raises(OSError, match="Not a directory"):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def test_a_folder_that_cannot_even_be_looked_at_holds_nothing(tmp_path: Path) -> None:
+    assert not compiling.holds_code(tmp_path / ("x" * 300))
 
 
 @pytest.mark.slow

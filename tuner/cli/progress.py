@@ -1,5 +1,6 @@
 """Progress on standard error: one rewritten line on a terminal, a few lines elsewhere, nothing when quiet."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ import numpy as np
 
 from policies.request import Boot, Setting
 from policies.step_time import StepModel
+from tuner.files import shown_path
 from tuner.sim import kernel
 from tuner.sim.compile import code_folder, holds_code
 from tuner.sim.engine import Engine
@@ -16,6 +18,7 @@ from tuner.sim.twin import simulate
 from tuner.sim.workload import Traffic
 
 COMPILING = "compiling the twin (first run only, cached) ..."
+COMPILING_AGAIN = "compiling the twin (every time: {} cannot be written; name a folder with ROOFTUNE_CACHE_DIR) ..."
 _SPARSE_STEPS = 4
 
 
@@ -76,7 +79,9 @@ def twin_is_compiled() -> bool:
 def warm_twin(progress: Progress) -> None:
     """Compile the twin, or load it, before the work that is timed and counted; says so when it compiles."""
     if not twin_is_compiled():
-        progress.say(COMPILING)
+        folder = code_folder(kernel.replay)  # made when the twin was imported
+        kept = os.path.isdir(folder) and os.access(folder, os.W_OK)
+        progress.say(COMPILING if kept else COMPILING_AGAIN.format(shown_path(folder.parent)))
     one = np.ones(1, dtype=np.int64)
     traffic = Traffic(np.zeros(1), one, one, np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
     engine = Engine(Boot(64, 16, 1, 1, 0, 0), kv_blocks=8, sequence_ceiling=8)

@@ -85,7 +85,8 @@ def check_storage(url: str) -> None:
         raise _wrong_option(shown, error) from None
     except SQLAlchemyError as error:
         reason = " ".join(str(getattr(error, "orig", None) or type(error).__name__).split())
-        raise UnreachableError(f"--storage {shown} does not answer: {reason}; check address and rights") from None
+        remedy = "wait until the other program is done with it" if "locked" in reason else "check address and rights"
+        raise UnreachableError(f"--storage {shown} does not answer: {reason}; {remedy}") from None
     finally:
         engine.dispose()
 

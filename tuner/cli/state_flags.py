@@ -6,6 +6,7 @@ from pathlib import Path
 
 from policies.errors import InputError
 from tuner.config import Config, load_config
+from tuner.files import at_home
 
 DEFAULT_FOLDER = "rooftune-state"
 
@@ -27,7 +28,7 @@ def state_folder(arguments: argparse.Namespace, config: Config | None) -> Path:
     if arguments.state == "":
         raise InputError("--state is '', must be a folder; name one or leave it out")
     if arguments.state is not None:
-        return Path(arguments.state).expanduser()
+        return at_home(arguments.state)
     if config is not None:
         return config.state
-    return Path(os.environ.get("ROOFTUNE_STATE") or DEFAULT_FOLDER).expanduser()
+    return at_home(os.environ.get("ROOFTUNE_STATE") or DEFAULT_FOLDER)

@@ -15,6 +15,7 @@ from policies.errors import InputError, shown
 from tuner.config.model import Config
 from tuner.config.tree import MAX_FILE_BYTES, Tree, parse_tree
 from tuner.config.values import CODE
+from tuner.files import at_home
 
 # Secrets and places that differ between machines; everything else belongs into the file.
 ENVIRONMENT = {
@@ -65,7 +66,7 @@ def load_config(
         origins[given.key] = given.origin
         value = given.value
         if given.key in ("state", "token_file", "engine.token_file") and isinstance(value, str | Path):
-            value = str(Path.cwd() / Path(value).expanduser())
+            value = str(Path.cwd() / at_home(value))
         _place(tree, given.key, value, given.origin)
     try:
         # Through JSON, so that lists are tuples and words are paths without giving up strictness.

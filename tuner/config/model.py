@@ -26,6 +26,7 @@ from tuner.config.sections import (
     TargetSection,
 )
 from tuner.config.values import Listen, Name, finite, is_loopback, split_listen, wrong
+from tuner.files import at_home
 
 Mode = Literal["shadow", "live"]
 _AT_LEAST_ONE = ("step_tokens", "max_running")
@@ -161,4 +162,4 @@ def _shown_target(one: TargetSection) -> str:
 
 
 def _resolved(base: Path, path: Path | None) -> Path | None:
-    return None if path is None else base / path.expanduser()
+    return None if path is None else base / at_home(path)

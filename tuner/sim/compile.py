@@ -30,12 +30,16 @@ IN_PLACE = frozenset(
 
 
 def cache_root() -> Path:
-    """Folder for compiled code: ROOFTUNE_CACHE_DIR, else the user's cache folder."""
+    """Folder for compiled code: ROOFTUNE_CACHE_DIR, else the user's cache folder. A user without a home has a path in
+    which no folder can be made, so that nothing is kept."""
     given = os.environ.get("ROOFTUNE_CACHE_DIR")
     if given:
         return Path(given)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "rooftune"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "rooftune"
+    except RuntimeError:  # a container's user often has neither HOME nor an entry among the system's users
+        return Path(os.devnull, "rooftune")
 
 
 def _is_ours(value: object) -> bool:
@@ -75,8 +79,11 @@ def code_folder(function: Callable[..., Any]) -> Path:
 
 
 def holds_code(folder: Path) -> bool:
-    """Whether machine code lies in a ``code_folder``."""
-    return any(folder.rglob("*.nbc"))
+    """Whether machine code lies in a ``code_folder``; one that lets nobody in holds none."""
+    try:
+        return any(folder.rglob("*.nbc"))
+    except OSError:
+        return False
 
 
 def compiled(function: Callable[..., Any], *, like: Sequence[tuple[Any, ...]] = (), cache: bool = True) -> Any:
