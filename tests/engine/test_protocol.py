@@ -20,7 +20,6 @@ from tests.contracts.tuning_protocol import TuningProtocolContract, in_force
 from tests.engine.loop_harness import BOOT, Callers, check_nothing_left, engine, push
 from tests.engine.random_pushes import random_push
 
-
 FIXED = wire.BootEnvelope(
     ceiling_tokens=512, max_running=8, model_tokens=None, kv_blocks=None, kv_block_tokens=None, chunking=True
 )
