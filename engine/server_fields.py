@@ -86,12 +86,12 @@ def messages(body: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
     return [_message(message, f"messages[{at}]") for at, message in enumerate(value)]
 
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def _message(message: object, name: str) -> Mapping[str, str]:
-    if not isinstance(message, dict) or message.get("role") not in _ROLES:
-        raise bad_request(f"{name} needs a role, one of {', '.join(_ROLES)}", name)
+    if not isinstance(message, dict) or message.get("role") not in ROLES:
+        raise bad_request(f"{name} needs a role, one of {', '.join(ROLES)}", name)
     if message.get("tool_calls"):
         raise bad_request(f"{name}: tool calls are not supported by this server", name)
     content = message.get("content")

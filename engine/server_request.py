@@ -81,7 +81,7 @@ def _sampling(body: Mapping[str, Any]) -> Sampling:
         raise bad_request(str(error), "top_p" if str(error).startswith("top_p") else "temperature") from None
 
 
-_STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
+STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
 
 
 def _usage_wanted(body: Mapping[str, Any], stream: bool) -> tuple[bool, bool]:
@@ -91,9 +91,9 @@ def _usage_wanted(body: Mapping[str, Any], stream: bool) -> tuple[bool, bool]:
         return False, False
     if not stream or not isinstance(options, dict):
         raise bad_request("stream_options is an object, and only allowed with stream", "stream_options")
-    if any(options[name] for name in options if name not in _STREAM_OPTIONS):
-        raise bad_request(f"stream_options: only {' and '.join(_STREAM_OPTIONS)} are supported", "stream_options")
-    include, growing = (flag(options, name) for name in _STREAM_OPTIONS)
+    if any(options[name] for name in options if name not in STREAM_OPTIONS):
+        raise bad_request(f"stream_options: only {' and '.join(STREAM_OPTIONS)} are supported", "stream_options")
+    include, growing = (flag(options, name) for name in STREAM_OPTIONS)
     return include, include and growing
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.server_errors import bad_request
 
-_USED = frozenset(
+USED = frozenset(
     (
         "model", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "stop", "stop_token_ids",
         "ignore_eos", "stream", "stream_options", "return_token_ids",
@@ -17,7 +17,7 @@ _USED = frozenset(
 )  # fmt: skip
 _PROMPT = {False: "prompt", True: "messages"}
 # About the sender, the bill or the order of service, not about the answer.
-_NO_MATTER = frozenset(
+NO_MATTER = frozenset(
     (
         "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
         "request_id", "session_id", "priority",
@@ -62,7 +62,7 @@ _SPECIAL_TOKENS = "add_special_tokens"
 def check_unsupported(body: Mapping[str, Any], *, chat: bool) -> None:
     """Raises ApiError 400 for a field that asks for what is not offered, or that is not known."""
     for name, value in body.items():
-        if value is None or name in _USED or name in _NO_MATTER or name == _PROMPT[chat]:
+        if value is None or name in USED or name in NO_MATTER or name == _PROMPT[chat]:
             continue
         neutral = (not chat,) if name == _SPECIAL_TOKENS else _NEUTRAL.get(name, ())
         if any(value == same and isinstance(value, bool) is isinstance(same, bool) for same in neutral):

@@ -1,10 +1,15 @@
 """Fields that this server does not act on: refused where the answer would be another one, taken where it would not."""
 
 import json
+import re
+from pathlib import Path
 
 import httpx
 import pytest
 
+from engine import server_unsupported
+from engine.server_fields import ROLES
+from engine.server_request import STREAM_OPTIONS
 from tests.engine.server_harness import HTTP, Live, live
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -88,3 +93,13 @@ def test_usage_as_it_grows(server: Live) -> None:
 def test_unknown_stream_options_are_refused(server: Live, options: dict) -> None:
     answer = ask(server, COMPLETIONS, {"stream": True, "stream_options": options})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream_options")
+
+
+def test_the_page_names_every_field_that_is_taken() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    table = page[page.index("## Fields") : page.index("## Refusals")]
+    named = set(re.findall(r"`([a-z_]+)`", table))
+    taken = server_unsupported.USED | server_unsupported.NO_MATTER | {"prompt", "messages"}
+    assert taken <= named
+    others = named - taken - set(ROLES) - set(STREAM_OPTIONS)
+    assert others == {"null", "text", "token_ids", "cached_tokens"}
