@@ -1,5 +1,6 @@
 """The demo: what it plans from a machine's speed, what it says, and that nothing is left running."""
 
+import fcntl
 import json
 import os
 import re
@@ -198,6 +199,20 @@ def test_it_ends_with_everything_it_started(tmp_path: Path, kind: signal.Signals
     assert demo.wait(120) == (143 if kind is signal.SIGTERM else 130)
     assert all(gone(pid) for pid in children), time.monotonic() - started_s
     demo.stderr.close()
+
+
+def test_a_second_demo_leaves_the_first_ones_folder_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    points = {"demo": EntryPoint("demo", "tuner.cli.demo:COMMAND", COMMAND_GROUP)}
+    (tmp_path / "token").write_text("of the first one")
+    first = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        assert main(["demo", "--model", "fake:8b-2tbs", "--work", str(tmp_path), "--quiet"], points) == 2
+    finally:
+        os.close(first)
+    shown = capsys.readouterr()
+    assert shown.err.count("\n") == 1 and "another demo" in shown.err and str(tmp_path) in shown.err
+    assert (tmp_path / "token").read_text() == "of the first one" and os.listdir(tmp_path) == ["token"]
 
 
 @pytest.mark.parametrize(("words", "named"), [(["--config", "none.yaml"], "none.yaml"), (["--span", "soon"], "--span")])

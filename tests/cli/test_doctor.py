@@ -34,6 +34,7 @@ TOKEN = "tuning-token-0123456789"
 def token(tmp_path: Path) -> Path:
     file = tmp_path / "token"
     file.write_text(TOKEN)
+    file.chmod(0o600)
     return file
 
 
@@ -83,6 +84,14 @@ def test_an_engine_in_order(doctor: Doctor, token: Path) -> None:
     assert {check: found for check, found in marks.items() if found != ["ok"]} == {"headroom": ["note"]}
     assert {"reachable", "protocol", "writes", "blocked", "lease", "knobs", "alive", "rows"} <= set(marks)
     assert (after.revision, after.lease, after.knobs) == (before.revision, before.lease, before.knobs)
+
+
+def test_a_token_that_everybody_may_read_is_worth_knowing(doctor: Doctor, token: Path) -> None:
+    for mode, wanted in ((0o640, None), (0o644, ["note"])):
+        token.chmod(mode)
+        _, marks = doctor("--engine", "http://127.0.0.1:9", "--token-file", token)
+        assert marks.get("token") == wanted
+    assert str(token) in doctor.text("token") and TOKEN not in json.dumps(doctor.findings)
 
 
 def test_what_a_person_must_know_of_who_holds_it(doctor: Doctor, token: Path) -> None:

@@ -5,10 +5,12 @@ Three commands of ours run as processes: ``serve``, ``replay`` and ``run --mode 
 
 import argparse
 import contextlib
+import fcntl
 import os
 import secrets
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
@@ -53,8 +55,14 @@ def run(arguments: argparse.Namespace) -> int:
     """0: a push proved itself, or the traffic ran to its end; whatever it came to is printed."""
     span_s = parse_duration(arguments.span, "--span")
     template = _template(arguments.config)
-    work = _new_folder(Path(arguments.work))
-    with progress_to_stderr(arguments.quiet) as progress, hangup_is_interrupt(), Children(work / "logs") as children:
+    work = Path(arguments.work)
+    with (
+        _alone(work),
+        progress_to_stderr(arguments.quiet) as progress,
+        hangup_is_interrupt(),
+        Children(work / "logs") as children,
+    ):
+        _clear(work)
         warm_twin(progress)
         progress.say(f"starting an engine on {arguments.model} ...")
         served = serve(children, _serve_words(arguments.model, work), _one_core_left())
@@ -126,10 +134,33 @@ def _template(path: str) -> dict[str, object]:
     return found
 
 
-def _new_folder(path: Path) -> Path:
-    """The folder, with nothing of an earlier demo that this one would read."""
+@contextlib.contextmanager
+def _alone(work: Path) -> Iterator[None]:
+    """The folder, made when missing, for this demo alone. Raises InputError where it cannot be, or another one runs."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        work.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(work, os.O_RDONLY)
+    except OSError as error:
+        raise _unusable(work, error) from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"--work {shown_path(work)} is in use by another demo; name another folder") from None
+        except OSError:  # a file system without locks lets everybody in
+            pass
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _unusable(work: Path, error: OSError) -> InputError:
+    return InputError(f"--work {shown_path(work)}: {error.strerror}; choose a folder of yours")
+
+
+def _clear(path: Path) -> None:
+    """Nothing of an earlier demo that this one would read; a fresh token."""
+    try:
         for stale in sorted((path / "state").glob("*")):
             stale.unlink()
         token = path / "token"
@@ -137,8 +168,7 @@ def _new_folder(path: Path) -> Path:
         with os.fdopen(os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(secrets.token_hex(16) + "\n")
     except OSError as error:
-        raise InputError(f"--work {shown_path(str(path))}: {error.strerror}; choose a folder of yours") from None
-    return path
+        raise _unusable(path, error) from None
 
 
 def _one_core_left() -> dict[str, str]:

@@ -3,7 +3,9 @@
 import argparse
 import json
 import os
+import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from policies.commands import Command
@@ -17,6 +19,7 @@ from tuner.cli.values import parse_duration
 from tuner.clock import Clock, SystemClock
 from tuner.config import Config
 from tuner.control.state import StateFile
+from tuner.files import shown_path
 from tuner.ports.http import Timeouts
 from tuner.ports.vllm_env import VARIABLE
 
@@ -70,6 +73,7 @@ def _findings(arguments: argparse.Namespace, config: Config | None, clock: Clock
     if arguments.vllm_env is not None:
         yield from env_findings(Path(arguments.vllm_env), _in_force(arguments), [Path.cwd()])
     if asked is not None:
+        yield from _open_to_all(asked.token_file)
         yield from engine_findings(asked, clock)
     if controller:
         yield from controller_findings(arguments, config)
@@ -96,6 +100,14 @@ def _asked(arguments: argparse.Namespace, config: Config | None) -> Asked | None
         timeouts=Timeouts(connect_s=min(2.0, total_s), total_s=total_s),
         cycle_s=_CYCLE_S if config is None else config.cadence.cycle_s,
     )
+
+
+def _open_to_all(token_file: Path | None) -> Iterator[Finding]:
+    """Whoever may read the token may set the engine's knobs. A file that is not there is told when it is used."""
+    with suppress(OSError):
+        if token_file is not None and token_file.stat().st_mode & stat.S_IROTH:
+            who = f"token file {shown_path(token_file)} can be read by every user here"
+            yield note(Check.TOKEN, who, "chmod o-r it, unless this is a container with one user")
 
 
 def _in_force(arguments: argparse.Namespace) -> str | None:
