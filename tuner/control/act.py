@@ -5,7 +5,6 @@ that of several controllers exactly one acts. Whatever is not renewed ends by it
 """
 
 import json
-from contextlib import suppress
 from dataclasses import replace
 
 from policies import wire
@@ -13,6 +12,7 @@ from policies.guard import Action, Reason
 from policies.request import STEP_TIME_TARGET, Setting
 from policies.verify import Verdict as Outcome
 from tuner.control import wishes
+from tuner.control.asked import Asked, over
 from tuner.control.book import Book
 from tuner.control.decide_stage import Verdict
 from tuner.control.draft import Draft
@@ -44,11 +44,11 @@ class Actor:
 
     def __init__(self, port: Port, store: Store, book: Book, learner: Learner, options: LoopOptions) -> None:
         self._port, self._store, self._book, self._learner, self._options = port, store, book, learner, options
-        self._name = actor_of(store)
+        self._name, self._asked = actor_of(store), Asked(port, store, book)
 
     def act(self, sight: Sighting, found: Found, verdict: Verdict, draft: Draft) -> Verdict:
         """Does what was decided; a refusal or a fault becomes the reason of the cycle. Raises StoreError."""
-        wished = self._wishes(sight, draft)
+        wished = self._asked.do(sight, draft)
         if wished is not None:
             return wished
         if not self._options.live:
@@ -59,65 +59,9 @@ class Actor:
             return self._go_back(sight, verdict, draft)
         return self._hold(sight, verdict, draft)
 
-    # --- a person's wishes ---
-
-    def _wishes(self, sight: Sighting, draft: Draft) -> Verdict | None:
-        """What a person asked for is done in any mode, whoever holds the lease."""
-        if sight.revert is not None:
-            wish = sight.revert
-            sent = self._revert(wish)
-            if sent.reason is not None:
-                return Verdict(Action.HOLD, sent.reason, detail=f"the revert asked for was not done: {sent.detail}")
-            self._over(sight)
-            if sent.revision is not None and not sight.seen.state.blocked:
-                wishes.made_block(self._store, sight.seen.state.boot_id, sent.revision, wish)
-            wishes.done(self._store, wish)
-            draft.put(in_force=knobs_of(sight.seen.boot), lease_left_s=None, revision=sent.revision)
-            return Verdict(Action.REVERT, Reason.BLOCKED_AFTER_REVERT, detail=f"asked for by {wish.actor}")
-        if sight.resume is not None:
-            draft.note(self._resumed(sight, sight.resume))
-        return None
-
-    def _resumed(self, sight: Sighting, wish: wishes.Wish) -> str:
-        """What came of a resume. Where no block was seen none is lifted: one may have come since."""
-        state = sight.seen.state
-        if wishes.pending(self._store) != (None, wish):
-            return ""  # somebody asked for something else since this cycle looked
-        if state.blocked:
-            if not wishes.lifts(self._store, wish, state.boot_id, state.revision):
-                return f"{wish.actor} asked for a resume before this block was known, so it stands: ask for it again"
-            sent = send(self._port, wire.ResumeRequest(actor=_text(wish.actor), reason=_text(wish.reason)))
-            if sent.reason is not None:
-                return f"resume: {sent.detail}"
-        wishes.done(self._store, wish)
-        return f"resumed for {wish.actor}"
-
     def revert_asked(self, draft: Draft) -> Verdict | None:
-        """The revert that a person asked for, in a cycle that failed before it came to it: it needs no rows, no model
-        and no judgement. None when there is none, or it could not be done either."""
-        try:
-            wish, _ = wishes.pending(self._store)
-        except StoreError:
-            return None
-        if wish is None:
-            return None
-        sent = self._revert(wish)
-        if sent.reason is not None:
-            draft.note(f"the revert asked for was not done: {sent.detail}")
-            return None
-        draft.put(in_force=None, lease_left_s=None, revision=sent.revision)
-        with suppress(StoreError):  # then it is done once more, which changes nothing
-            wishes.done(self._store, wish)
-        return Verdict(Action.REVERT, Reason.BLOCKED_AFTER_REVERT, detail=f"asked for by {wish.actor}")
-
-    def _revert(self, wish: wishes.Wish) -> Sent:
-        return send(self._port, wire.RevertRequest(actor=_text(wish.actor), reason=_text(wish.reason), block=True))
-
-    def _over(self, sight: Sighting) -> None:
-        """Nothing of ours is in force any more."""
-        self._book.end_trial(sight.day)
-        self._book.change(kept=None)
-        self._book.moved(sight.seen.state.boot_id, sight.seen.now_s)
+        """See ``Asked.revert``."""
+        return self._asked.revert(draft)
 
     # --- push ---
 
@@ -195,7 +139,7 @@ class Actor:
         left = {"lease_left_s": None, "revision": sent.revision} if target == seen.boot else self._leased(sent)
         draft.put(in_force=knobs_of(target), **left)
         if trial is None:
-            self._over(sight)
+            over(self._book, sight)
         else:
             self._book.conclude(trial, sight.checked, outcome, sight.day, sight.wall_s)
             self._book.moved(seen.state.boot_id, seen.now_s)
@@ -250,9 +194,3 @@ class Actor:
         if sent.reason is not None:
             return f"not taken back ({sent.detail}); the engine goes back by itself within {lease.left_s:.0f} s"
         return "the engine is at its boot setting again"
-
-
-def _text(words: str) -> str:
-    """A person's words as the protocol takes them: one line, at most 200 characters, not empty."""
-    kept = "".join(letter for letter in " ".join(words.split()) if letter.isprintable())
-    return kept[:200] or "not stated"
