@@ -2,6 +2,7 @@
 
 import json
 import socket
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -10,7 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.server_bytes import ByteTokenizer
 from engine.server_limits import Limits
+from policies.errors import InputError
 from tests.engine.server_harness import HTTP, MODEL, LetterRunner, Live, letters, live, soon
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -140,6 +143,20 @@ def test_any_object_gets_an_answer_and_never_a_500(server: Live, body: dict) -> 
     assert post(server, COMPLETIONS, body).status_code in (200, 400, 404)
 
 
+def test_a_chat_without_a_template_or_with_an_empty_one_is_400() -> None:
+    class Speechless(ByteTokenizer):
+        def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
+            if messages[0]["content"] == "silence":
+                return ""
+            raise InputError("this model has no chat template; use /v1/completions")
+
+    with live(tokenizer=Speechless(512)) as server:
+        for content, words in (("hi", "no chat template"), ("silence", "empty")):
+            answer = post(server, CHAT, {"messages": [{"role": "user", "content": content}]})
+            error = error_of(answer)
+            assert (answer.status_code, error["param"]) == (400, "messages") and words in error["message"]
+
+
 def test_a_model_that_is_not_here(server: Live) -> None:
     answer = post(server, COMPLETIONS, {"model": "other", "prompt": "x"})
     assert (answer.status_code, error_of(answer)["code"]) == (404, "model_not_found")
@@ -212,7 +229,9 @@ def test_api_key(tmp_path: Path) -> None:
         assert status("Bearer first-key-0123456789") == 200
         wrong = (None, "", "Bearer", "Bearer x", "Bearer first-key-012345678", "Basic first-key-0123456789")
         assert [status(given) for given in wrong] == [401] * len(wrong)
-        assert HTTP.get(f"{server.public}/v1/models").status_code == 401
+        for path in ("models", f"models/{MODEL}", "models/another"):
+            assert HTTP.get(f"{server.public}/v1/{path}").status_code == 401
+        assert post(server, CHAT, {"messages": HI}).status_code == 401
         assert HTTP.get(f"{server.public}/health").status_code == 200
         key.write_text("second-key-0123456789\nfirst-key-0123456789\n")
         assert [status(f"Bearer {name}-key-0123456789") for name in ("first", "second")] == [200, 200]

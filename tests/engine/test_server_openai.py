@@ -58,7 +58,8 @@ def test_chat_whole_and_streamed_say_the_same(client: openai.OpenAI) -> None:
     chunks = list(client.chat.completions.create(model=MODEL, messages=messages, max_tokens=6, seed=2, stream=True))
     prompt = "system: be\nuser: hi\nassistant: "
     assert whole.choices[0].message.content == letters(2, len(prompt), 6)
-    assert whole.choices[0].message.role == "assistant"
+    assert whole.choices[0].message.role == "assistant" and whole.object == "chat.completion"
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"} and len({chunk.id for chunk in chunks}) == 1
     assert "".join(chunk.choices[0].delta.content for chunk in chunks) == whole.choices[0].message.content
     assert [chunk.choices[0].delta.role for chunk in chunks] == ["assistant"] + [None] * 5
     assert chunks[-1].choices[0].finish_reason == "length"
