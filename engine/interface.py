@@ -5,7 +5,7 @@ thread (or by whatever ``deliver_with`` names); they must be quick and must not 
 engine's own monotonic clock.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -86,7 +86,7 @@ class TokenEvent(NamedTuple):
 
 Sink = Callable[[TokenEvent], None]
 # All events of one step at once, so that an event loop is woken once a step and not once a token.
-Deliver = Callable[[Sequence[tuple[Sink, TokenEvent]]], None]
+Deliver = Callable[[Iterable[tuple[Sink, TokenEvent]]], None]
 
 
 class StepRecord(NamedTuple):

@@ -5,7 +5,7 @@ the next step empties, and talk to the ``TuningDesk``; so state and knobs change
 """
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import count
 from typing import cast
 
@@ -33,7 +33,7 @@ from policies.request import append_waiting
 Events = list[tuple[Sink, TokenEvent]]
 
 
-def deliver_here(events: Sequence[tuple[Sink, TokenEvent]]) -> None:
+def deliver_here(events: Iterable[tuple[Sink, TokenEvent]]) -> None:
     """Every sink is called by the loop's own thread."""
     for sink, event in events:
         sink(event)
@@ -87,24 +87,30 @@ class EngineLoop:
             self._publish(events)
             return False
         force = self._desk.begin_step(now_s)
-        planned = plan_step(force.setting, self._boot, force.step_model, self._state, now_s)
-        self._preempted += counters[r.PREEMPTED_COUNT]
-        if planned == 0:
+        if self._run is not None and self._run.plan(force.setting, force.step_model):
+            batch, sampled, figures = self._run.batch(), self._run.flights, self._run.figures
+        else:
             self._end_run()
-            self._desk.skip_step()
-            self._publish(events)
-            return bool(counters[r.PREEMPTED_COUNT] > 0)
-        batch, sampled, figures = self._next_of_run(planned) or self._batch(planned, now_s)
+            planned = plan_step(force.setting, self._boot, force.step_model, self._state, now_s)
+            self._preempted += counters[r.PREEMPTED_COUNT]
+            if planned == 0:
+                self._desk.skip_step()
+                self._publish(events)
+                return bool(counters[r.PREEMPTED_COUNT] > 0)
+            batch, sampled, figures = self._batch(planned, now_s)
         token_ids = self._runner.run(batch)
         gaps_s = self._book(sampled, token_ids, self._now_s(), events)
-        self._finish(sampled, figures, events)
-        self._publish(events)
+        if self._run is None:
+            self._finish(force, sampled, figures, events)
+            self._publish(events)
         self._record(force, start_s, figures, gaps_s)
         return True
 
     def _take_calls(self, now_s: float, events: Events) -> None:
         """Arrivals, then cancellations, since the last step."""
         arrivals, cancels = self._intake.take()
+        if arrivals or cancels:
+            self._end_run()
         for flight in arrivals:
             slot = flight.slot = heapq.heappop(self._free_slots)
             flight.block_table = self._tables[slot]
@@ -123,16 +129,6 @@ class EngineLoop:
             if gone is not None:
                 leave(self._boot, self._state, gone)
                 self._retire(gone, why, now_s, events)
-
-    def _next_of_run(self, planned: int) -> tuple[StepBatch, list[Flight], StepFigures] | None:
-        """The planned step when it is the one before over again, one token further; None, and no run, when not."""
-        run = self._run
-        if run is None or self._state.counters[r.PREEMPTED_COUNT] > 0 or not run.is_again(self._plan[:planned]):
-            self._end_run()
-            return None
-        batch = run.next()
-        run.figures.see(self._state)
-        return batch, run.flights, run.figures
 
     def _end_run(self) -> None:
         if self._run is not None:
@@ -170,12 +166,9 @@ class EngineLoop:
         """The new tokens to their flights; returns the gaps that they closed."""
         run, caching = self._run, self._options.prefix_caching
         if run is not None and run.all_stay(token_ids):
-            shared_gap_s, full = run.take(token_ids, now_s)
-            events += run.events(token_ids)
-            if caching:
-                for flight in full:
-                    self._name_newest(flight)
-            return [shared_gap_s] * len(sampled)
+            shared_gap_s, heard = run.take(token_ids, now_s)
+            self.deliver(heard)
+            return [shared_gap_s] * len(token_ids)
         self._end_run()
         gaps_s = []
         size = self._boot.block_tokens
@@ -188,21 +181,22 @@ class EngineLoop:
             if flight.finished is None:
                 events.append((flight.sink, TokenEvent(flight.request_id, (token_id,), None, flight.cached)))
                 if caching and len(flight.token_ids) % size == 0:
-                    self._name_newest(flight)
+                    self._name_full(flight)
             elif flight.finished is FinishReason.STOP:
                 # For the scheduler a request ends when it has produced OUTPUT tokens: these were all.
                 self._rows[flight.slot][r.OUTPUT] = flight.output_tokens
         return gaps_s
 
-    def _finish(self, sampled: list[Flight], figures: StepFigures, events: Events) -> None:
+    def _finish(self, force: InForce, sampled: list[Flight], figures: StepFigures, events: Events) -> None:
         """Book the step in the state and let go of whoever has ended; if nobody has, and all decode, a run begins."""
         if finish_step(self._boot, self._state) > 0:
             for flight in sampled:
                 if flight.finished is not None:
                     last = (flight.token_ids[-1],)
                     self._retire(flight.slot, flight.finished, flight.gaps.last_s, events, last)
-        elif self._run is None and figures.decodes == figures.sampled == figures.running:
-            self._run = DecodeRun(self._plan[: figures.running], sampled, figures, self._boot.block_tokens)
+        elif DecodeRun.can_follow(force.setting, self._state, figures):
+            name = self._name_full if self._options.prefix_caching else None
+            self._run = DecodeRun(force.setting, self._boot, self._state, sampled, figures, name)
 
     def _publish(self, events: Events) -> None:
         if events:
@@ -228,14 +222,14 @@ class EngineLoop:
         flight.named += 1
         flight.digest = digest
 
-    def _name_newest(self, flight: Flight) -> None:
-        """The content of the block that the latest token has filled."""
+    def _name_full(self, flight: Flight) -> None:
+        """The content of the first block that has none yet, now that it is full."""
         size = self._boot.block_tokens
-        self._name_block(flight, chain_digests(flight.token_ids[-size:], size, flight.digest)[0])
+        begin = flight.named * size
+        self._name_block(flight, chain_digests(flight.token_ids[begin : begin + size], size, flight.digest)[0])
 
     def _retire(self, slot: int, why: FinishReason, now_s: float, events: Events, last: tuple[int, ...] = ()) -> None:
         """A request that holds no block any more gives back its slot, keys and id."""
-        self._end_run()
         flight = self._flights[slot]
         assert flight is not None
         row = self._rows[slot]
@@ -266,6 +260,7 @@ class EngineLoop:
         """End everything that is in flight or has just arrived; the loop has taken its last step."""
         now_s = self._now_s()
         events: Events = []
+        self._end_run()
         arrivals, _ = self._intake.take()
         for flight in arrivals:
             self._end(flight, why, now_s, 0, events)

@@ -1,7 +1,7 @@
 """From the engine's thread to an answer that an event loop writes: events, text, stop strings, the client's leaving."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 
 from starlette.types import Receive
@@ -11,10 +11,10 @@ from engine.server_request import Generation
 from engine.server_text import Detokenizer, StopStrings, Tokenizer
 
 
-def deliver_on(loop: asyncio.AbstractEventLoop) -> Callable[[Sequence[tuple[Sink, TokenEvent]]], None]:
+def deliver_on(loop: asyncio.AbstractEventLoop) -> Callable[[Iterable[tuple[Sink, TokenEvent]]], None]:
     """For ``Engine.deliver_with``: the events of one step wake the loop once."""
 
-    def deliver(events: Sequence[tuple[Sink, TokenEvent]]) -> None:
+    def deliver(events: Iterable[tuple[Sink, TokenEvent]]) -> None:
         try:
             loop.call_soon_threadsafe(_call, events)
         except RuntimeError:  # the event loop is closed, so nobody is left to hear of it
@@ -23,7 +23,7 @@ def deliver_on(loop: asyncio.AbstractEventLoop) -> Callable[[Sequence[tuple[Sink
     return deliver
 
 
-def _call(events: Sequence[tuple[Sink, TokenEvent]]) -> None:
+def _call(events: Iterable[tuple[Sink, TokenEvent]]) -> None:
     for sink, event in events:
         sink(event)
 

@@ -116,8 +116,11 @@ def state_of(engine: RunningEngine) -> State:
 
 
 def check_books(engine: RunningEngine) -> None:
-    """Between two steps: blocks, lists, slots, keys and ids add up."""
+    """Between two steps: blocks, lists, slots, keys and ids add up. Not amid a run of decodes, which writes to the
+    books when it is over."""
     loop, state = engine._loop, state_of(engine)
+    if loop._run is not None and loop._run._begun:
+        return
     running = state.running[: state.counters[r.RUNNING_COUNT]].tolist()
     waiting, request = [], int(state.counters[r.WAITING_HEAD])
     while request >= 0:

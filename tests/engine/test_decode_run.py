@@ -55,6 +55,8 @@ def turned(seed: int, scarce: bool, caching: bool) -> tuple[RunningEngine, Calle
         if chance.random() < 0.04 and callers.open:
             subject.cancel(chance.choice(callers.open))
         subject.step()
+        if chance.random() < 0.1:
+            subject._loop._end_run()
         check_books(subject)
     while subject.step():
         pass
@@ -66,7 +68,7 @@ def turned(seed: int, scarce: bool, caching: bool) -> tuple[RunningEngine, Calle
 @settings(max_examples=15)
 def test_the_same_events_and_records_as_without_runs(seed: int, scarce: bool, caching: bool) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(DecodeRun, "is_again", lambda self, plan: False)
+        patched.setattr(DecodeRun, "plan", lambda self, setting, model: False)
         one_by_one, theirs, none = turned(seed, scarce, caching)
     subject, ours, _ = turned(seed, scarce, caching)
     assert none == 0
