@@ -23,6 +23,11 @@ class KvStore:
     Slot ``block * block_tokens + offset`` holds one token. Attention reads whole blocks and masks the rest, and a
     masked weight of 0 times a NaN is still NaN: so the store starts zeroed, and ``clear`` is for the slots of a block
     that its new request has not written yet. What an earlier one left there must not reach it.
+
+    clean: no number in the store is NaN or infinite, so that masking is enough and ``clear`` has nothing to do. Whoever
+    computes keeps it true, or takes it back for good. Never where looking costs more (a card would have to answer) or
+    where finite rows can have infinite keys: float16 ends at 65,504, and our families normalize what keys and values
+    are made of.
     """
 
     def __init__(
@@ -45,6 +50,7 @@ class KvStore:
         self.dtype = dtype
         self.device = device
         self.block_bytes = 2 * block_tokens * kv_heads * head_dim * dtype.itemsize  # keys and values of one layer
+        self.clean = device.type == "cpu" and dtype != torch.float16
         entries = torch.zeros((2, layers, blocks, block_tokens, kv_heads, head_dim), dtype=dtype, device=device)
         self._slots = entries.flatten(2, 3)
         # For numpy, which zeroes in a fraction of the time that torch takes to begin, behind a forward.
@@ -59,7 +65,9 @@ class KvStore:
         self.values[layer].view(shape).index_copy_(0, slots, value)
 
     def clear(self, runs: Iterable[tuple[int, int]]) -> None:
-        """Zero slots in every layer; runs: first and count of neighbours, never more than a block."""
+        """Zero slots in every layer, unless all is clean; runs: first and count of neighbours, within a block."""
+        if self.clean:
+            return
         for first, count in runs:
             if self._numbers is not None:
                 self._numbers[:, :, first : first + count] = 0

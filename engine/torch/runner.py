@@ -3,13 +3,14 @@
 import torch
 from transformers import PreTrainedModel
 
-from engine.step import ModelFacts, Sampling, Segment, StepBatch
+from engine.step import IntArray, ModelFacts, Sampling, Segment, StepBatch
 from engine.torch.attention import STEP_ARGUMENT
 from engine.torch.geometry import StepGeometry
+from engine.torch.head import SlicedHead
 from engine.torch.kv_store import KvStore
 from engine.torch.masks import CausalMasks
 from engine.torch.onward import Onward
-from engine.torch.sampling import draw, drawn_rows, greedy
+from engine.torch.sampling import all_finite, draw, drawn_rows, greedy
 
 
 class TorchRunner:
@@ -24,7 +25,8 @@ class TorchRunner:
         self._masks = CausalMasks(store.dtype, store.device)
         self._windows: tuple[int, ...] = ()  # of the layers, known after the first step
         self._inner = model.base_model
-        self._head = model.get_output_embeddings()
+        head = model.get_output_embeddings()
+        self._head = SlicedHead(head) if SlicedHead.can_take(head) else head
         self._inference = torch.inference_mode()  # one for all steps: as a decorator it is made anew for each
         # Of the step before, for one that follows it.
         self._geometry: StepGeometry | None = None
@@ -32,6 +34,7 @@ class TorchRunner:
         self._drawn: list[tuple[int, Sampling]] = []
         self._tokens: list[int] | None = None
         self._onward: Onward | None = None
+        self._hidden: torch.Tensor  # what the latest forward made: (tokens, hidden)
 
     @property
     def facts(self) -> ModelFacts:
@@ -47,14 +50,26 @@ class TorchRunner:
             geometry = self.prepare(step)
             logits = self.forward(geometry)
             if logits is None:
+                if self._store.clean:
+                    self._store.clean = bool(self._hidden.isfinite().all())
                 if self._store.device.type == "cuda":
                     torch.cuda.synchronize(self._store.device)  # or the step's duration would be booked in the next
                 return []
-            tokens = greedy(logits)
+            best = greedy(logits)
+            tokens: list[int] = best.tolist()
+            if self._store.clean:
+                self._store.clean = self._all_finite(logits, best)
             if self._drawn:
                 draw(logits, self._drawn, geometry.next_positions, tokens)
         self._tokens = tokens
         return tokens
+
+    def _all_finite(self, logits: torch.Tensor, best: IntArray) -> bool:
+        """Whether all rows that the step computed are finite, and with them, in every layer, the keys and values that
+        it stored: each row attends to its own, and what is NaN or infinite once stays so to the last layer."""
+        if len(logits) == len(self._hidden):
+            return all_finite(logits, best)
+        return bool(self._hidden.isfinite().all())
 
     def prepare(self, step: StepBatch) -> StepGeometry:
         """Everything that ``forward`` will ask for, and no stale entry where it will look; in inference mode."""
@@ -83,7 +98,7 @@ class TorchRunner:
 
     def forward(self, geometry: StepGeometry) -> torch.Tensor | None:
         """The model's own work: logits of the rows that are wanted; None when none is."""
-        hidden = self._inner(
+        hidden = self._hidden = self._inner(
             input_ids=geometry.token_ids,
             position_ids=geometry.positions,
             use_cache=False,

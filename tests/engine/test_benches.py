@@ -16,10 +16,12 @@ def test_overhead_is_the_step_without_its_forward(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(overhead, "PROMPT_TOKENS", (20, 40))
     runner = overhead.TimedRunner.over(tiny.runner("llama", kv_blocks=32 * 5))
     before = runner.forward_s
-    steps_s, overheads_s, cpu_s = overhead.measure(runner, 12)
+    with overhead.serving() as deliver:
+        steps_s, overheads_s, cpu_s = overhead.measure(runner, 12, deliver)
     assert before == 0.0 < runner.forward_s
     assert len(steps_s) == len(overheads_s) == len(cpu_s) == 12
     assert all(0.0 < beside_s < step_s for beside_s, step_s in zip(overheads_s, steps_s, strict=True))
+    assert [figure.name for figure in runner.behind_the_layers(2)] == ["argmax_cpu_ms_batch32"], "one slice: no slices"
 
 
 def test_without_its_model_it_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,7 @@ class Comparing(TorchRunner):
         self.steps += 1
         self.followed += self.step.follows
         self.taken_on += self._onward is not None
+        self._hidden = torch.zeros(len(geometry.slots), 1)
         rows = len(geometry.last_rows)
         return torch.randn(rows, tiny.VOCABULARY, generator=self.noise) if rows else None
 
@@ -153,6 +154,7 @@ def test_masks_and_slots_of_every_kind_of_number(dtype: torch.dtype) -> None:
     kv = KvStore(layers=2, blocks=9, block_tokens=2, kv_heads=1, head_dim=3, dtype=dtype, device=torch.device("cpu"))
     for entries in (*kv.keys, *kv.values):
         entries.fill_(float("nan"))
+    kv.clean = False
     kv.clear([(5, 1), (8, 2)])
     for entries in (*kv.keys, *kv.values):
         left = entries.flatten(0, 1).isnan().all(dim=-1).all(dim=-1)

@@ -11,7 +11,7 @@ import torch  # noqa: E402 - after the check for torch, as all below
 
 from engine.step import Sampling, Segment, StepBatch  # noqa: E402
 from engine.torch import attention  # noqa: E402
-from engine.torch.sampling import sample, uniform  # noqa: E402
+from engine.torch.sampling import all_finite, greedy, sample, uniform  # noqa: E402
 from policies.errors import InputError  # noqa: E402
 from tests.engine import tiny  # noqa: E402
 from tests.engine.harness import RandomSchedule, Request  # noqa: E402
@@ -59,10 +59,44 @@ def test_what_an_earlier_request_left_in_a_block_is_not_read(name: str, chunk: i
     for layer in range(3):
         runner._store.keys[layer][:] = math.nan
         runner._store.values[layer][:] = math.nan
+    runner._store.clean = False
     requests = [Request(PROMPT[:length], 9) for length in (1, 4, 7, 20)]
     RandomSchedule(runner, chunk, most_chunk=chunk, drop_share=0.0).run(requests)
     for request in requests:
         assert request.output == tiny.generated(tiny.reference(name), request.prompt, 9)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral-window"])
+@pytest.mark.parametrize("sampled", [True, False])
+def test_a_number_that_is_none_is_noticed_and_reaches_nobody_else(name: str, sampled: bool) -> None:
+    """A token whose embedding is broken makes NaN of whatever its request stores; others get its blocks later."""
+    runner = tiny.runner(name, kv_blocks=24, block_tokens=4)
+    requests = [Request(PROMPT[:length], 9) for length in (1, 4, 7)]
+    RandomSchedule(runner, 1, most_chunk=8, drop_share=0.0).run(requests)
+    assert runner._store.clean == (tiny.DEVICE == "cpu")
+    with torch.no_grad():
+        runner._inner.embed_tokens.weight[3] = math.nan
+    table = list(range(24))
+    if sampled:  # in a step in which every row is
+        runner.run(one(Segment([3], 0, table, True)))
+        assert not runner._store.clean
+    runner.run(one(Segment(24 * [5, 3, 9, 7], 0, table, False)))
+    assert not runner._store.clean
+    requests = [Request(PROMPT[:length], 9) for length in (1, 4, 7)]
+    RandomSchedule(runner, 2, most_chunk=8, drop_share=0.0).run(requests)
+    for request in requests:
+        assert request.output == tiny.generated(tiny.reference(name), request.prompt, 9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("broken", [math.nan, -math.nan, math.inf, -math.inf])
+def test_whether_the_best_logits_are_numbers(dtype: torch.dtype, broken: float) -> None:
+    logits = torch.tensor([[-3.0, -1.5, -2.0], [0.0, 4.0, -1.0]]).to(dtype)
+    assert all_finite(logits, greedy(logits))
+    for row in range(2):
+        spoilt = logits.clone()
+        spoilt[row] = broken
+        assert not all_finite(spoilt, greedy(spoilt))
 
 
 def test_greedy_takes_the_largest_logit_of_every_kind_of_row() -> None:

@@ -2,24 +2,31 @@
 
 The whole step is timed, and in it the forward: the model's layers with our attention, and the rows that go through
 the vocabulary. The rest is overhead: arrivals, lease, plan, index tensors, sampling, booking, metrics, records.
-Baseline is the step itself, in the same run, so the ratio is the share of a step that is not the model.
+Baseline is the step itself, in the same run, so the ratio is the share of a step that is not the model. Events go to an
+event loop on a thread of its own, as in ``rooftune serve``; what that thread does with them is not the step's.
 """
 
+import asyncio
 import random
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from statistics import median
+from threading import Thread
 
 import torch
 
-from engine.interface import GenerationRequest, TokenEvent
+from engine.interface import Deliver, GenerationRequest, TokenEvent
 from engine.metrics import Metrics
 from engine.options import EngineOptions
 from engine.running import RunningEngine
+from engine.server_stream import deliver_on
 from engine.torch.bench.models import packaged_model
 from engine.torch.geometry import StepGeometry
+from engine.torch.head import SlicedHead
 from engine.torch.load import load_runner
 from engine.torch.runner import TorchRunner
+from engine.torch.sampling import greedy
 from policies import wire
 from policies.commands import Figure
 from policies.request import Setting
@@ -49,23 +56,61 @@ class TimedRunner(TorchRunner):
         self.forward_cpu_s = time.thread_time() - begun_cpu_s
         return logits
 
+    def behind_the_layers(self, rounds: int) -> Iterator[Figure]:
+        """On the rows of the latest step, in turn: the part of the overhead that no scheduler can save, and the
+        product with the vocabulary, ours against the model's own."""
+        rows, head = self._hidden, self._head
+        ours_s, argmax_s, theirs_s = [], [], []
+        with torch.inference_mode():
+            for _ in range(rounds):
+                begun_s = time.thread_time()
+                logits = head(rows)
+                product_s = time.thread_time()
+                greedy(logits)
+                done_s = time.thread_time()
+                if isinstance(head, SlicedHead):
+                    head.whole(rows)
+                    theirs_s.append(time.thread_time() - done_s)
+                ours_s.append(product_s - begun_s)
+                argmax_s.append(done_s - product_s)
+        yield Figure("argmax_cpu_ms_batch32", 1e3 * median(argmax_s), "ms")
+        if theirs_s:
+            yield Figure("head_cpu_ms_batch32", 1e3 * median(ours_s), "ms", baseline=1e3 * median(theirs_s))
+
 
 def bench(short: bool) -> Iterator[Figure]:
     """Medians over the steps. short: fewer steps."""
     with packaged_model() as folder:
         loaded = load_runner(str(folder), device="cpu", kv_blocks=BATCH * (sum(PROMPT_TOKENS) + STEPS) // 16)
     runner = TimedRunner.over(loaded)
-    steps_s, overheads_s, cpu_s = measure(runner, STEPS_SHORT if short else STEPS)
+    with serving() as deliver:
+        steps_s, overheads_s, cpu_s = measure(runner, STEPS_SHORT if short else STEPS, deliver)
     step_ms, overhead_ms = 1e3 * median(steps_s), 1e3 * median(overheads_s)
     yield Figure("overhead_ms_batch32", overhead_ms, "ms", baseline=step_ms)
     # The same by the thread's own clock, which stands still while a neighbour has the core.
     yield Figure("overhead_cpu_ms_batch32", 1e3 * median(cpu_s), "ms", baseline=step_ms)
+    yield from runner.behind_the_layers(5 if short else 15)
 
 
-def measure(runner: TimedRunner, steps: int) -> tuple[list[float], list[float], list[float]]:
+@contextmanager
+def serving() -> Iterator[Deliver]:
+    """An event loop that hears of tokens."""
+    events = asyncio.new_event_loop()
+    thread = Thread(target=events.run_forever, name="event-loop", daemon=True)
+    thread.start()
+    try:
+        yield deliver_on(events)
+    finally:
+        events.call_soon_threadsafe(events.stop)
+        thread.join()
+        events.close()
+
+
+def measure(runner: TimedRunner, steps: int, deliver: Deliver) -> tuple[list[float], list[float], list[float]]:
     """Wall seconds of each step, wall seconds beside its forward, and the same of the loop's thread alone."""
     engine = RunningEngine(runner, EngineOptions(Setting(step_tokens=4096, max_running=2 * BATCH)))
     engine.observe_with(Metrics(engine))
+    engine.deliver_with(deliver)
     chance = random.Random(0)
     for _ in range(BATCH):
         prompt = [chance.randrange(runner.facts.vocab_tokens) for _ in range(chance.randint(*PROMPT_TOKENS))]
