@@ -1,6 +1,8 @@
 """Step samples: what is refused, the file, and the reservoir's promises."""
 
 import gzip
+import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,6 +46,18 @@ def test_a_written_file_is_read_back(tmp_path: Path, name: str) -> None:
     again = read_steps(tmp_path / name)
     for column in COLUMNS:
         np.testing.assert_allclose(getattr(again, column), getattr(STEPS, column), rtol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["steps.csv", "steps.csv.gz"])
+def test_a_pipe_is_read_like_a_file(tmp_path: Path, name: str) -> None:
+    """What a shell gives for <(cat steps.csv) can be read once."""
+    write_steps(tmp_path / name, STEPS)
+    os.mkfifo(tmp_path / "pipe")
+    feeder = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes((tmp_path / name).read_bytes()))
+    feeder.start()
+    again = read_steps(tmp_path / "pipe")
+    feeder.join()
+    assert len(again) == len(STEPS)
 
 
 def test_json_lines_hold_the_same_names(tmp_path: Path) -> None:

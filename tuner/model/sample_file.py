@@ -50,10 +50,10 @@ def write_steps(path: str | Path, samples: StepSamples) -> None:
 
 def _read_text(path: Path, where: str) -> str:
     try:
-        with path.open("rb") as stream:
-            zipped = stream.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if zipped else path.open("rb") as source:
-            data = source.read(MAX_TEXT_BYTES + 1)
+        with path.open("rb") as stream:  # once: it may be a pipe
+            data = stream.read(MAX_TEXT_BYTES + 1)
+        if data.startswith(b"\x1f\x8b"):
+            data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(MAX_TEXT_BYTES + 1)
         text = data.decode("utf-8-sig")
     except OSError as error:
         raise InputError(f"cannot read steps {where}: {error.strerror or error}; check the path") from error
