@@ -2,6 +2,7 @@
 
 import io
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -232,6 +233,24 @@ def test_something_that_is_no_controller(capsys: pytest.CaptureFixture[str]) -> 
 def test_somebody_else_who_answers_200_has_not_paused_anything(text: bytes) -> None:
     with pytest.raises(UnreachableError):
         face_client._parsed("http://127.0.0.1:9", "/pause", 200, text, asked=True)
+
+
+@pytest.mark.parametrize("begun", [b"HTTP/1.1 200 x\r\nx-more: ", b"HTTP/1.1 200 x\r\n\r\n"])
+def test_a_page_that_drips_for_ever_is_one_line(
+    begun: bytes, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte now and then keeps every limit of a single read, in the head as in the body."""
+    monkeypatch.setattr(face_client, "TOTAL_S", 0.4)
+
+    def drip(connection: socket.socket) -> None:
+        connection.sendall(begun)
+        while not server.gate.wait(0.05):
+            connection.sendall(b" ")
+
+    with scripted(drip) as server:
+        assert rooftune("status", "--face", server.url) == 3
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "no whole answer within 0.4 s" in said
 
 
 def test_an_address_with_a_password_is_refused_without_showing_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 import json
 from http.client import HTTPException
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.error import URLError
 from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, Request
@@ -10,7 +11,8 @@ from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, Request
 from policies.errors import InputError, RefusedError, UnreachableError
 from tuner.ports.token import read_token
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 10.0  # of a single read
+TOTAL_S = 20.0
 MAX_ANSWER_BYTES = 4_000_000
 
 
@@ -31,12 +33,32 @@ def ask(face: str, path: str, token_file: str | None = None, body: dict[str, str
     opener.add_handler(HTTPSHandler())
     try:
         request = Request(face.rstrip("/") + path, data, headers)
-        with opener.open(request, timeout=TIMEOUT_S) as answer:
-            status, text = answer.status, answer.read(MAX_ANSWER_BYTES + 1)
+        status, text = _whole(opener, request)
     except (URLError, HTTPException, OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise UnreachableError(f"controller at {face} does not answer: {reason}; is --face right?") from None
     return _parsed(face, path, status, text, asked=body is not None)
+
+
+def _whole(opener: OpenerDirector, request: Request) -> tuple[int, bytes]:
+    """Status and body within TOTAL_S: a server that drips a byte a second keeps any limit of a single read."""
+    came: list[tuple[int, bytes] | Exception] = []
+
+    def fetch() -> None:
+        try:
+            with opener.open(request, timeout=TIMEOUT_S) as answer:
+                came.append((answer.status, answer.read(MAX_ANSWER_BYTES + 1)))
+        except Exception as error:  # noqa: BLE001 - raised again in the thread that asked
+            came.append(error)
+
+    fetching = Thread(target=fetch, daemon=True)  # left behind when it hangs: the command ends without it
+    fetching.start()
+    fetching.join(TOTAL_S)
+    if not came:
+        raise TimeoutError(f"no whole answer within {TOTAL_S:g} s")
+    if isinstance(came[0], Exception):
+        raise came[0]
+    return came[0]
 
 
 def _parsed(face: str, path: str, status: int, text: bytes, *, asked: bool) -> dict[str, Any]:
