@@ -29,12 +29,33 @@ def test_a_dry_run_measures_every_kind_of_step_and_fits_them(
     steps = read_steps(tmp_path / "steps.csv")
     assert len(steps) == 2 * 2 * len(kinds)  # two rounds of two steps each
     assert set(steps.computed_tokens) == {kind.computed_tokens for kind in kinds}
+    rows = zip(steps.prefill_tokens, steps.context_prefill_tokens, steps.attention_work, strict=True)
+    assert all(work == pytest.approx(chunk * (prior + chunk / 2)) for chunk, prior, work in rows)
+    assert max(steps.attention_work) > 0.0
     by_tokens = [median(steps.duration_s[steps.prefill_tokens == tokens]) for tokens in (16, 512)]
     assert by_tokens[1] > by_tokens[0]
     if HAS_FIT:
         assert code == 0 and "knee" in printed and (tmp_path / "model.json").exists()
     else:
         assert code != 0
+
+
+@pytest.mark.parametrize(("worst", "code"), [(0.01, 0), (0.5, 1)])
+def test_kernels_that_disagree_end_it_before_anything_is_measured(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    worst: float,
+    code: int,
+) -> None:
+    monkeypatch.setattr(gpu_check, "kernels_differ", lambda runner: worst)
+    monkeypatch.setattr(gpu_check, "measure", lambda *_: {})
+    monkeypatch.setattr(gpu_check, "_fit", lambda out: 0)
+    out = tmp_path / "out"
+    assert gpu_check.main(["--device", "cpu", "--size", "tiny", "--out", str(out)]) == code
+    shown = capfd.readouterr()
+    assert f"{worst:.4f}" in shown.out and ("differ by more" in shown.err) is (code == 1)
+    assert out.exists() is (code == 0)
 
 
 def test_what_it_cannot_do_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
