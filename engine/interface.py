@@ -30,7 +30,7 @@ class RejectReason(StrEnum):
     BUSY = "busy"
     TOO_LONG = "too_long"
     STOPPING = "stopping"
-    INVALID = "invalid"  # a token id outside the vocabulary
+    INVALID = "invalid"  # a token id outside the vocabulary; over HTTP also whatever else a request may have wrong
 
 
 class Busy(RefusedError):

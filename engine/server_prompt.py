@@ -35,7 +35,8 @@ def read_prompt(
         most = min(most, limits.prompt_tokens)
     found: Sequence[int] | None
     if chat:
-        found = encode_within(tokenizer, _chat_text(body, tokenizer), most, special=False)
+        written = _chat_text(body, tokenizer, most)
+        found = None if written is None else encode_within(tokenizer, written, most, special=False)
     else:
         value = _one_prompt(body)
         if isinstance(value, list):
@@ -77,7 +78,11 @@ def _one_prompt(body: Mapping[str, Any]) -> object:
     return value
 
 
-def _chat_text(body: Mapping[str, Any], tokenizer: Tokenizer) -> str:
+def _chat_text(body: Mapping[str, Any], tokenizer: Tokenizer, most_tokens: int) -> str | None:
+    """None for more messages than tokens: no template makes less than one of each."""
+    asked = body.get("messages")
+    if isinstance(asked, list) and len(asked) > most_tokens:
+        return None
     conversation = messages(body)
     try:
         return tokenizer.chat_text(conversation)

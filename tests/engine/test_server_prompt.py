@@ -1,6 +1,7 @@
 """Encoding a prompt: no further than it can fit, in nobody's way, and counted when it was refused."""
 
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -47,6 +48,23 @@ def test_a_text_with_few_tokens_is_looked_at_to_its_end() -> None:
     tokenizer = Words()
     assert encode_within(tokenizer, "x" * 1_000_000, 100, special=True) == [1_000_000 % 512]
     assert tokenizer.seen_chars < 3_000_000
+
+
+def test_more_messages_than_tokens_never_reach_the_template() -> None:
+    asked: list[int] = []
+
+    class Counting(ByteTokenizer):
+        def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
+            asked.append(len(messages))
+            return "x"
+
+    with live(tokenizer=Counting(512), limits=Limits(prompt_tokens=200)) as server:
+        for count, status in ((200, 200), (201, 400)):
+            body = {"messages": [{"role": "user", "content": ""}] * count, "max_tokens": 1}
+            answer = HTTP.post(f"{server.public}/v1/chat/completions", json=body)
+            assert answer.status_code == status
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert asked == [200]
 
 
 @pytest.mark.slow
