@@ -3,7 +3,7 @@
 import torch
 from transformers import PreTrainedModel
 
-from engine.step import IntArray, ModelFacts, Sampling, Segment, StepBatch
+from engine.step import ModelFacts, Sampling, Segment, StepBatch
 from engine.torch.attention import STEP_ARGUMENT
 from engine.torch.geometry import StepGeometry
 from engine.torch.head import SlicedHead
@@ -50,26 +50,26 @@ class TorchRunner:
             geometry = self.prepare(step)
             logits = self.forward(geometry)
             if logits is None:
-                if self._store.clean:
-                    self._store.clean = bool(self._hidden.isfinite().all())
+                self._look(geometry, None, [])
                 if self._store.device.type == "cuda":
                     torch.cuda.synchronize(self._store.device)  # or the step's duration would be booked in the next
                 return []
-            best = greedy(logits)
-            tokens: list[int] = best.tolist()
-            if self._store.clean:
-                self._store.clean = self._all_finite(logits, best)
+            tokens = greedy(logits)
+            self._look(geometry, logits, tokens)
             if self._drawn:
                 draw(logits, self._drawn, geometry.next_positions, tokens)
         self._tokens = tokens
         return tokens
 
-    def _all_finite(self, logits: torch.Tensor, best: IntArray) -> bool:
-        """Whether all rows that the step computed are finite, and with them, in every layer, the keys and values that
-        it stored: each row attends to its own, and what is NaN or infinite once stays so to the last layer."""
-        if len(logits) == len(self._hidden):
-            return all_finite(logits, best)
-        return bool(self._hidden.isfinite().all())
+    def _look(self, geometry: StepGeometry, logits: torch.Tensor | None, tokens: list[int]) -> None:
+        """Keep the store's word on being clean: the keys and values of a row are finite where its last hidden row is,
+        for each row attends to its own, and what is NaN or infinite once stays so through all later layers."""
+        if not self._store.clean:
+            return
+        if logits is not None and len(tokens) == geometry.packed.shape[1]:
+            self._store.clean = all_finite(logits, tokens)
+        else:
+            self._store.clean = bool(self._hidden.isfinite().all())
 
     def prepare(self, step: StepBatch) -> StepGeometry:
         """Everything that ``forward`` will ask for, and no stale entry where it will look; in inference mode."""

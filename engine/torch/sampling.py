@@ -4,20 +4,20 @@ A counter in place of a generator with state: a request draws the same tokens wh
 it, and again when it is recomputed after a preemption.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 
 from engine.step import IntArray, Sampling
-from engine.torch.kv_store import as_numpy
 
 _MASK = (1 << 64) - 1
 # A smaller temperature is greedy in all but name, and dividing by it in float32 would leave nothing but NaN.
 _GREEDY_BELOW = 1e-5
 # Most requests with top_p keep few tokens; sorting a whole vocabulary costs milliseconds.
 _SHORTLISTS = (128, 1024)
-_BFLOAT16_INFINITY = 0x7F80  # all bits of the exponent: infinite or NaN
+_INFINITY = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00, torch.float64: 0x7FF << 52}  # bits; NaN has more
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a logit
 
 
@@ -35,7 +35,7 @@ def _mix(value: int) -> int:
 
 def sample(logits: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
     """One token id for each row of ``logits`` (rows, vocabulary); positions: where the new tokens will stand."""
-    tokens: list[int] = greedy(logits).tolist()
+    tokens = greedy(logits)
     draw(logits, drawn_rows(samplings), positions, tokens)
     return tokens
 
@@ -53,30 +53,33 @@ def draw(
         tokens[row] = _draw(logits[row], sampling, uniform(sampling.seed, int(positions[row])))
 
 
-def greedy(logits: torch.Tensor) -> IntArray:
-    """The largest logit of each row; the first of several. A NaN counts as larger than any number."""
+def greedy(logits: torch.Tensor) -> list[int]:
+    """The largest logit of each row; the first of several. NaN counts as larger than any number."""
     if logits.device.type != "cpu":
-        chosen: IntArray = logits.argmax(dim=-1).cpu().numpy()
+        chosen: list[int] = logits.argmax(dim=-1).tolist()
         return chosen
     # torch's argmax over a vocabulary takes ten times as long as numpy's, and numpy has none for bfloat16.
     if logits.dtype == torch.float32:
-        found: IntArray = logits.numpy().argmax(axis=-1)
+        found: list[int] = logits.numpy().argmax(axis=-1).tolist()
         return found
-    # Numbers that are not negative have the order of their bits; a row whose largest is negative is looked at again.
+    # Numbers that are not negative have the order of their bits; a row whose largest is negative, or none, is looked
+    # at again.
     bits = logits.view(_BITS[logits.itemsize]).numpy()
-    best: IntArray = bits.argmax(axis=-1)
-    for row in (bits[np.arange(len(best)), best] < 0).nonzero()[0].tolist():
-        best[row] = int(logits[row].float().numpy().argmax())
-    return best
+    best = bits.argmax(axis=-1)
+    largest = bits[np.arange(len(best)), best]
+    tokens: list[int] = best.tolist()
+    for row in ((largest < 0) | (largest > _INFINITY[logits.dtype])).nonzero()[0].tolist():
+        tokens[row] = int(logits[row].float().numpy().argmax())
+    return tokens
 
 
-def all_finite(logits: torch.Tensor, best: IntArray) -> bool:
-    """Whether each row's ``best`` logit is a finite number, hence the row that it was made of; on a CPU."""
-    numbers = as_numpy(logits)
-    largest = numbers[np.arange(len(best)), best]
-    if logits.dtype == torch.bfloat16:
-        return bool(((largest & _BFLOAT16_INFINITY) != _BFLOAT16_INFINITY).all())
-    return bool(np.isfinite(largest).all())
+def all_finite(logits: torch.Tensor, tokens: Sequence[int]) -> bool:
+    """Whether the rows of which ``logits`` were made were finite; tokens: what ``greedy`` found in them.
+
+    A number that is none, normalized and multiplied with the vocabulary, leaves NaN alone: of these, ``greedy`` takes
+    the first. So only where the first token was found is there anything to look at.
+    """
+    return 0 not in tokens or all(math.isfinite(logits[row, 0]) for row, token in enumerate(tokens) if token == 0)
 
 
 def _draw(logits: torch.Tensor, sampling: Sampling, chance: float) -> int:

@@ -88,15 +88,14 @@ def test_a_number_that_is_none_is_noticed_and_reaches_nobody_else(name: str, sam
         assert request.output == tiny.generated(tiny.reference(name), request.prompt, 9)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("broken", [math.nan, -math.nan, math.inf, -math.inf])
-def test_whether_the_best_logits_are_numbers(dtype: torch.dtype, broken: float) -> None:
-    logits = torch.tensor([[-3.0, -1.5, -2.0], [0.0, 4.0, -1.0]]).to(dtype)
-    assert all_finite(logits, greedy(logits))
-    for row in range(2):
-        spoilt = logits.clone()
-        spoilt[row] = broken
-        assert not all_finite(spoilt, greedy(spoilt))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("broken", [[math.nan] * 3, [-math.nan] * 3, [-math.nan, math.nan, -math.nan], [math.inf] * 3])
+def test_whether_the_rows_of_logits_were_finite(dtype: torch.dtype, broken: list[float]) -> None:
+    for logits in ([[-3.0, -1.5, -2.0], [0.0, 4.0, -1.0]], [[9.0, -1.5, -2.0], [-1.0, -4.0, -2.0]]):
+        assert all_finite(torch.tensor(logits, dtype=dtype), greedy(torch.tensor(logits, dtype=dtype)))
+        for row in range(2):
+            spoilt = torch.tensor([*logits[:row], broken, *logits[row + 1 :]], dtype=dtype)
+            assert not all_finite(spoilt, greedy(spoilt))
 
 
 def test_greedy_takes_the_largest_logit_of_every_kind_of_row() -> None:
