@@ -7,6 +7,9 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from policies.errors import InputError
 
+# A template is a program that came with the model.
+_FAILURES = (TemplateError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError)
+
 
 class ModelTokenizer:
     """Implements ``engine.server_text.Tokenizer``. Raises InputError for a tokenizer without a Rust part."""
@@ -37,7 +40,7 @@ class ModelTokenizer:
             raise InputError("this model has no chat template; use /v1/completions")
         try:
             text: str = self._whole.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
-        except (TemplateError, ValueError, TypeError) as error:
+        except _FAILURES as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise InputError(f"the model's chat template refuses these messages: {reason[:200]}") from error
         return text

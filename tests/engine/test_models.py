@@ -74,6 +74,27 @@ def test_its_tokenizer_encodes_any_text_and_has_a_chat_template(made: Path) -> N
     assert len(tokenizer(common)["input_ids"]) < len(common) / 2.5, "training has merged the common words"
 
 
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (None, "no chat template"),
+        ("{% for", "refuses"),
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[0].content.nothing.deeper }}", "nothing"),
+        ("{{ messages[0].content + 1 }}", "refuses"),
+        ("{{ 1 // 0 }}", "zero"),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", "Range too big"),
+        ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "recursion"),
+    ],
+)
+def test_what_a_chat_template_does_wrong_is_one_line(made: Path, template: str | None, words: str) -> None:
+    whole = load_tokenizer(str(made))
+    whole.chat_template = template
+    with pytest.raises(InputError, match=words) as caught:
+        ModelTokenizer(whole, 1024).chat_text([{"role": "user", "content": "hi"}])
+    assert "\n" not in str(caught.value)
+
+
 def test_encoding_a_long_text_stops_no_other_thread(made: Path) -> None:
     """One of them turns the model."""
     tokenizer = ModelTokenizer(load_tokenizer(str(made)), 1024)
