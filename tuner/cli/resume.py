@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
         desk.note_done(wish)
         print(f"resumed: {done}")
     else:
-        print("resumed: no controller runs; the next one begins without a pause and lifts the engine's block")
+        print("resumed: no controller runs; the next one begins without a pause and lifts the block that is known here")
     return 0
 
 
