@@ -11,7 +11,7 @@ from engine.torch.kv_store import KvStore, Numbers, as_numpy
 
 # One gather of decode keys and values should stay in the second-level cache (2 MiB and more on current
 # server cores), so that attention reads it from there: measured, the copy then costs next to nothing.
-GROUP_BYTES = 1 << 20
+GROUP_BYTES = 3 << 19
 # Decodes share a group only while the shortest is at least this part of the longest: padding is wasted work.
 GROUP_SHORTEST = 0.5
 # A group that goes on may grow by this part of its width, at least a block, before all are cut anew.
