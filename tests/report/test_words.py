@@ -2,6 +2,7 @@
 
 import pytest
 
+from tuner.record import MarginPart
 from tuner.report import words
 
 
@@ -21,6 +22,24 @@ from tuner.report import words
 )
 def test_a_margin_never_says_0_percent(margin: float, text: str) -> None:
     assert words.margin(margin) == text
+
+
+@pytest.mark.parametrize(
+    ("margin", "text"),
+    [
+        (-1.0, "met, 0 % of what may lie above it does"),
+        (-0.31, "met, 69 % of what may lie above it does"),
+        (0.0, "met, 100 % of what may lie above it does"),
+        (0.004, "missed, slightly more above it than allowed"),
+        (0.06, "missed, 1.1 times as many above it as allowed"),
+        (9.71, "missed, 11 times as many above it as allowed"),
+        (None, words.margin(None)),
+    ],
+)
+def test_where_only_what_lies_above_was_counted_no_time_is_missed_by(margin: float | None, text: str) -> None:
+    assert words.judged(MarginPart(measured_s=None, margin=margin, samples=0 if margin is None else 9)) == text
+    measured = MarginPart(measured_s=1.0, margin=0.5, samples=9)
+    assert words.judged(measured) == words.margin(0.5)
 
 
 @pytest.mark.parametrize(

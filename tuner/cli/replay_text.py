@@ -56,7 +56,7 @@ def _gap(side: VerdictPart, value: Seconds) -> str:
 
 def _margin(side: VerdictPart, index: int) -> str:
     part: MarginPart | None = side.margins[index] if index < len(side.margins) else None
-    return "not judged" if part is None else words.margin(part.margin)
+    return "not judged" if part is None else words.judged(part)
 
 
 def _notes(result: ReplayResult) -> list[str]:

@@ -90,7 +90,7 @@ def capacity_text(record: CapacityRecord) -> str:
             (
                 "breaks",
                 f"{words.target(record.targets[record.breaks])}: {words.seconds(margin.measured_s)} just above "
-                f"({words.margin(margin.margin)})",
+                f"({words.judged(margin)})",
             )
         )
         rows.append(("full", _full(record)))

@@ -202,7 +202,7 @@ def _binding(record: RunRecord) -> str:
     part, row = record.targets[record.binding], record.best.margins[record.binding]
     measured = "" if row.measured_s is None else f": simulated {words.seconds(row.measured_s)}"
     which = "missed by most" if missed(row) else "with least to spare"
-    return f"The target {which}: {words.target(part)}{measured} ({words.margin(row.margin)})."
+    return f"The target {which}: {words.target(part)}{measured} ({words.judged(row)})."
 
 
 def _undo_first(record: RunRecord) -> str:

@@ -59,7 +59,7 @@ def one_setting(record: ReplayRecord) -> Table:
         lines.append(("requests that meet every target", words.share(row.attainment), n))
         lines.append(("goodput", words.per_second(row.goodput_rps, "requests"), n))
     for part, margin in zip(record.targets, row.margins, strict=True):
-        lines.append((words.target(part), words.margin(margin.margin), words.count(margin.samples)))
+        lines.append((words.target(part), words.judged(margin), words.count(margin.samples)))
     lines += [
         ("steps", words.count(row.simulated_steps), ""),
         ("preemptions", words.count(row.preempted), n),

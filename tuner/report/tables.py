@@ -63,7 +63,7 @@ def _samples(old: int, new: int) -> str:
 def _measured(trial: TrialPart, index: int) -> str:
     row = trial.margins[index]
     if row.measured_s is None:
-        return words.margin(row.margin)
+        return words.judged(row)
     return f"{words.seconds(row.measured_s)} ({'met' if _met(row.margin) else 'missed'})"
 
 

@@ -2,7 +2,7 @@
 
 import re
 
-from tuner.record import Number, Seconds, TargetPart, TrialPart
+from tuner.record import MarginPart, Number, Seconds, TargetPart, TrialPart
 
 NO_BREAK_SPACE = "\u00a0"
 _UNIT = re.compile(r"(?<=[0-9]) (?=(?:%|µs|ms|s|tokens|requests?/s|tokens?/s|percentage|times|x)(?![a-z]))|(?<=±) ")
@@ -128,6 +128,20 @@ def margin(value: Number) -> str:
     if value == 0:
         return "met, nothing to spare"
     return f"met, {size} to spare" if value < 0 else f"missed by {size}"
+
+
+def judged(part: MarginPart) -> str:
+    """The same for one target of a run. Where the run only counted what lies above the bound, that against what may:
+    ``missed, 11 times as many above it as allowed``."""
+    if part.measured_s is not None or not isinstance(part.margin, float):
+        return margin(part.margin)
+    times = 1.0 + part.margin
+    if part.margin <= 0.0:
+        return f"met, {times * 100:,.0f} % of what may lie above it does"
+    if times < 1.05:
+        return "missed, slightly more above it than allowed"
+    shown = f"{times:.1f}" if times < 9.95 else f"{times:,.0f}"
+    return f"missed, {shown} times as many above it as allowed"
 
 
 def cap(value: float) -> str:
