@@ -28,12 +28,13 @@ class ApiError(Exception):
         headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        if self.status in _CLOSING:
+        if self.status in _CLOSING or self.code == BODIES_FULL_CODE:
             headers["Connection"] = "close"
         return JSONResponse(self.body(), self.status, headers)
 
 
 TOO_LONG_CODE = "context_length_exceeded"
+BODIES_FULL_CODE = "bodies_full"
 _KINDS = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable"}
 _CLOSING = (408, 413)  # the rest of the body has not been read
 

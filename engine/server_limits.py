@@ -2,24 +2,29 @@
 
 import asyncio
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
-from engine.server_errors import ApiError, bad_request
+from engine.server_errors import BODIES_FULL_CODE, ApiError, bad_request
 from policies.errors import bad_value
 
+_COME_AGAIN_S = 5
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """body_bytes: of one request. body_s: for the whole body to arrive. prompt_tokens: 0 = only the model's length.
+    """body_bytes: of one request. body_s: for the whole body to arrive. bodies_bytes: of all requests together that
+    arrive or wait to be read, never less than some of the greatest. prompt_tokens: 0 = only the model's length.
 
     stops: stop strings of one request; stop_chars: length of each. Raises InputError outside the bounds.
     """
 
     body_bytes: int = 8 * 1024 * 1024
     body_s: float = 30.0
+    bodies_bytes: int = 256 * 1024 * 1024
     prompt_tokens: int = 0
     stops: int = 16
     stop_chars: int = 1024
@@ -33,9 +38,41 @@ class Limits:
             raise bad_value("prompt limit", self.prompt_tokens, "at least 0 tokens", "0 = the model's own length")
 
 
-async def read_body(request: Request, limit_bytes: int, limit_s: float) -> bytes:
+_LEAST_BODIES = 4  # of the greatest size that have room together
+
+
+class BodyRoom:
+    """Memory for the bodies of all clients that are not read through yet; only for the event loop's thread."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._most_bytes = max(limits.bodies_bytes, _LEAST_BODIES * limits.body_bytes)
+        self.held_bytes = 0
+
+    @contextmanager
+    def share(self) -> Iterator[Callable[[int], None]]:
+        """What is called with the size of each part that has come, and raises ApiError 429 when there is no room for
+        it; all of it is given back at the end."""
+        mine = 0
+
+        def take(size: int) -> None:
+            nonlocal mine
+            if self.held_bytes + size > self._most_bytes:
+                why = "too many bodies arrive at once; send the request again"
+                raise ApiError(429, why, code=BODIES_FULL_CODE, retry_after_s=_COME_AGAIN_S)
+            self.held_bytes += size
+            mine += size
+
+        try:
+            yield take
+        finally:
+            self.held_bytes -= mine
+
+
+async def read_body(
+    request: Request, limit_bytes: int, limit_s: float, take: Callable[[int], None] = lambda size: None
+) -> bytes:
     """The body. Raises ApiError 413 above ``limit_bytes`` (as soon as that is known), 408 after ``limit_s``, 503 when
-    the server ends meanwhile."""
+    the server ends meanwhile, and what ``take`` does, which hears of the size of each part."""
     announced = request.headers.get("content-length", "0")
     if not (announced.isascii() and announced.isdecimal()):
         raise bad_request("Content-Length is no number")
@@ -49,6 +86,7 @@ async def read_body(request: Request, limit_bytes: int, limit_s: float) -> bytes
                 size += len(part)
                 if size > limit_bytes:
                     raise _too_large(limit_bytes)
+                take(len(part))
                 parts.append(part)
     except TimeoutError:
         raise ApiError(408, f"the body took longer than {limit_s:g} s; send it faster", code="timeout") from None

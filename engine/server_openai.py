@@ -17,7 +17,7 @@ from engine.interface import Busy, Engine, FinishReason, RejectReason, Stopping,
 from engine.server_answers import DONE, Writer, sse
 from engine.server_auth import SecretFile, require
 from engine.server_errors import TOO_LONG_CODE, ApiError
-from engine.server_limits import Limits, parse_object, read_body
+from engine.server_limits import BodyRoom, Limits, parse_object, read_body
 from engine.server_prompt import Served
 from engine.server_request import Generation, read_generation
 from engine.server_stream import Answer, Piece, watch
@@ -47,6 +47,7 @@ def openai_routes(service: Service) -> list[Route]:
     started = int(time.time())
     # Threads of their own: the tuning protocol and the draining use the default ones, and wait for no prompt.
     pool = ThreadPoolExecutor(_PROMPT_THREADS, thread_name_prefix="prompt")
+    room = BodyRoom(service.limits)
 
     async def models(request: Request) -> Response:
         require(service.api_key, request)
@@ -59,8 +60,8 @@ def openai_routes(service: Service) -> list[Route]:
         return JSONResponse(_model(service.served, started))
 
     return [
-        Route("/v1/completions", _generating(service, pool, chat=False), methods=["POST"]),
-        Route("/v1/chat/completions", _generating(service, pool, chat=True), methods=["POST"]),
+        Route("/v1/completions", _generating(service, pool, room, chat=False), methods=["POST"]),
+        Route("/v1/chat/completions", _generating(service, pool, room, chat=True), methods=["POST"]),
         Route("/v1/models", models, methods=["GET"]),
         Route("/v1/models/{name:path}", model, methods=["GET"]),
     ]
@@ -72,14 +73,17 @@ def _model(served: Served, started: int) -> dict[str, object]:
     return named | {"max_model_len": served.max_model_tokens, "vocab_size": served.vocab_tokens}
 
 
-def _generating(service: Service, pool: Executor, *, chat: bool) -> Callable[[Request], Awaitable[Response]]:
+def _generating(
+    service: Service, pool: Executor, room: BodyRoom, *, chat: bool
+) -> Callable[[Request], Awaitable[Response]]:
     async def generating(request: Request) -> Response:
         arrived_s = service.engine.now_s()
         require(service.api_key, request)
-        body = await read_body(request, service.limits.body_bytes, service.limits.body_s)
-        # Parsing, encoding and hashing a long prompt takes long enough to be felt by every other stream.
-        begin = functools.partial(_begin, service, body, chat, arrived_s)
-        generation, answer = await asyncio.get_running_loop().run_in_executor(pool, begin)
+        with room.share() as take:
+            body = await read_body(request, service.limits.body_bytes, service.limits.body_s, take)
+            # Parsing, encoding and hashing a long prompt takes long enough to be felt by every other stream.
+            begin = functools.partial(_begin, service, body, chat, arrived_s)
+            generation, answer = await asyncio.get_running_loop().run_in_executor(pool, begin)
         return AnswerResponse(answer, Writer(service.served.model_id, generation), generation)
 
     return generating
