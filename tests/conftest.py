@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 from collections.abc import Generator
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +21,10 @@ Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 settings.register_profile("quick", deadline=None, print_blob=True, max_examples=30)
 settings.register_profile("full", deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("ROOFTUNE_EXAMPLES", "quick"))
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and what they start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
