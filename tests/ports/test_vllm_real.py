@@ -118,5 +118,6 @@ def test_the_doctor_finds_it_in_order_and_a_wrong_token_out(
     assert "vllm 0.32" in out and "takes pushes" in out
     wrong = tmp_path / "wrong"
     wrong.write_text("not-the-token-0123456789")
+    wrong.chmod(0o600)  # as a token should be
     assert main([*words, str(wrong)], POINTS) == 1
     assert capsys.readouterr().out.count("\n") == 1
