@@ -25,7 +25,7 @@ T = TypeVar("T")
 # What plan_step gets while no policy in force predicts a step time.
 NO_MODEL = StepModel(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
-_MOST_NAME_CHARS = 200  # of wire.Text
+_MOST_CHARS = 200  # of wire.Text
 # Most rows of one answer: while it is built and encoded (some 2 ms for a thousand steps) the loop stands still, for
 # there is one interpreter lock. Whoever is further behind asks again.
 ANSWER_ROWS = 1000
@@ -101,7 +101,7 @@ class About:
     def __post_init__(self) -> None:
         for name in ("engine", "engine_version", "model"):
             printable = "".join(char if char.isprintable() else "?" for char in getattr(self, name))
-            object.__setattr__(self, name, printable[-_MOST_NAME_CHARS:] or "unnamed")
+            object.__setattr__(self, name, printable[-_MOST_CHARS:] or "unnamed")
 
 
 class TuningDesk:
@@ -157,7 +157,7 @@ class TuningDesk:
     def note(self, text: str) -> None:
         """Something that whoever reads the state should know; cut to what the schema takes."""
         with self._lock:
-            self._notes = (*self._notes, text[:200])[: wire.MAX_NOTES]
+            self._notes = (*self._notes, text[:_MOST_CHARS])[: wire.MAX_NOTES]
 
     def close(self, text: str) -> None:
         """Boot setting now, and from here on every knob moves only by a restart; ``text`` says why in the state."""

@@ -33,6 +33,7 @@ class ApiError(Exception):
         return JSONResponse(self.body(), self.status, headers)
 
 
+COME_AGAIN_S = 5  # where nobody can say how long it takes
 TOO_LONG_CODE = "context_length_exceeded"
 BODIES_FULL_CODE = "bodies_full"
 _KINDS = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable"}

@@ -9,10 +9,9 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
-from engine.server_errors import BODIES_FULL_CODE, ApiError, bad_request
+from engine.server_errors import BODIES_FULL_CODE, COME_AGAIN_S, ApiError, bad_request
 from policies.errors import bad_value
 
-_COME_AGAIN_S = 5
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -58,7 +57,7 @@ class BodyRoom:
             nonlocal mine
             if self.held_bytes + size > self._most_bytes:
                 why = "too many bodies arrive at once; send the request again"
-                raise ApiError(429, why, code=BODIES_FULL_CODE, retry_after_s=_COME_AGAIN_S)
+                raise ApiError(429, why, code=BODIES_FULL_CODE, retry_after_s=COME_AGAIN_S)
             self.held_bytes += size
             mine += size
 

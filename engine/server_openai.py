@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from engine.interface import Busy, Engine, FinishReason, RejectReason, Stopping, TooLong
 from engine.server_answers import DONE, Writer, sse
 from engine.server_auth import SecretFile, require
-from engine.server_errors import TOO_LONG_CODE, ApiError
+from engine.server_errors import COME_AGAIN_S, TOO_LONG_CODE, ApiError
 from engine.server_limits import BodyRoom, Limits, parse_object, read_body
 from engine.server_prompt import Served
 from engine.server_request import Generation, read_generation
@@ -24,7 +24,6 @@ from engine.server_stream import Answer, Piece, watch
 from engine.server_text import Tokenizer
 from policies.errors import InputError
 
-_COME_AGAIN_S = 5
 _PROMPT_THREADS = 4
 _BROKEN = "the engine stopped before the answer was complete; send the request again"
 
@@ -105,7 +104,7 @@ def _begin(service: Service, body: bytes, chat: bool, arrived_s: float) -> tuple
     except Busy as error:
         raise ApiError(429, str(error), code="queue_full", retry_after_s=error.retry_after_s) from None
     except Stopping as error:
-        raise ApiError(503, str(error), code="stopping", retry_after_s=_COME_AGAIN_S) from None
+        raise ApiError(503, str(error), code="stopping", retry_after_s=COME_AGAIN_S) from None
     except TooLong as error:
         param = "messages" if chat else "prompt"
         raise ApiError(400, str(error), code=TOO_LONG_CODE, param=param) from None

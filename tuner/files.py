@@ -1,9 +1,11 @@
 """Writing a whole file so that every failure is one clear line and nobody ever sees half of it."""
 
 import errno
+import fcntl
 import os
 import secrets
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from policies.errors import InputError, UnreachableError
@@ -56,3 +58,22 @@ def write_whole(path: str | Path, data: bytes) -> None:
         raise InputError(f"cannot write {where}: {reason}; choose a folder that exists and is yours") from None
     except ValueError:  # a NUL inside the path
         raise InputError(f"{where} is not a valid path; check it") from None
+
+
+@contextmanager
+def locked(folder: Path, *, wait: bool) -> Iterator[None]:
+    """Nobody else holds the folder meanwhile; a file system without locks lets everybody in.
+
+    Raises OSError for no folder, and BlockingIOError where somebody else holds it and ``wait`` is False.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(descriptor)

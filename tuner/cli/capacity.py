@@ -13,6 +13,7 @@ from tuner.cli.search_flags import add_search_flags, read_search
 from tuner.cli.setting_flags import add_setting_flags, read_setting
 from tuner.cli.target_flags import add_target_flags, read_slo
 from tuner.cli.traffic_flags import add_model_flag, add_traffic_flags, read_model, read_traffic
+from tuner.cli.values import flag_of
 from tuner.report.build import engine_part, traffic_part
 from tuner.report.capacity_text import capacity_line, capacity_record, capacity_text
 from tuner.search.capacity import find_capacity
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         given = read_setting(args, engine, priced(model).formula)
         for name in ("trials", "seed", "current_budget", "current_cap"):
             if getattr(args, name) is not None:
-                raise InputError(f"--{name.replace('_', '-')} does nothing with a setting of your own; drop one")
+                raise InputError(f"{flag_of(name)} does nothing with a setting of your own; drop one")
     current, _ = read_current(args, engine)
     with progress_to_stderr(args.quiet) as progress:
         warm_twin(progress)

@@ -5,7 +5,6 @@ Three commands of ours run as processes: ``serve``, ``replay`` and ``run --mode 
 
 import argparse
 import contextlib
-import fcntl
 import os
 import secrets
 import sys
@@ -25,9 +24,10 @@ from tuner.cli.progress import Progress, progress_to_stderr, warm_twin
 from tuner.cli.values import parse_duration
 from tuner.control.outcome import CycleRecord
 from tuner.control.state import StateFile
+from tuner.files import locked, shown_path
 from tuner.observe.rows import RequestRows
 from tuner.ports.http import HttpPort
-from tuner.sim.files import shown_path, write_text
+from tuner.sim.files import write_text
 
 BOOT_TOKENS = 2048
 MAX_RUNNING = 32
@@ -137,21 +137,15 @@ def _template(path: str) -> dict[str, object]:
 @contextlib.contextmanager
 def _alone(work: Path) -> Iterator[None]:
     """The folder, made when missing, for this demo alone. Raises InputError where it cannot be, or another one runs."""
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(work, os.O_RDONLY)
-    except OSError as error:
-        raise _unusable(work, error) from None
-    try:
+    with contextlib.ExitStack() as held:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            work.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(work, wait=False))
         except BlockingIOError:
             raise InputError(f"--work {shown_path(work)} is in use by another demo; name another folder") from None
-        except OSError:  # a file system without locks lets everybody in
-            pass
+        except OSError as error:
+            raise _unusable(work, error) from None
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _unusable(work: Path, error: OSError) -> InputError:

@@ -15,7 +15,7 @@ from tuner.cli.doctor_env import allowlist_line, env_findings
 from tuner.cli.doctor_finding import Check, Finding, bad, exit_code, note, ok
 from tuner.cli.face_client import ask
 from tuner.cli.state_flags import add_state_flags, read_config, state_folder
-from tuner.cli.values import parse_duration
+from tuner.cli.values import flag_of, parse_duration
 from tuner.clock import Clock, SystemClock
 from tuner.config import Config
 from tuner.control.state import StateFile
@@ -86,7 +86,7 @@ def _asked(arguments: argparse.Namespace, config: Config | None) -> Asked | None
     if url is None:
         for flag in ("token_file", "ca_file", "timeout"):
             if getattr(arguments, flag) is not None:
-                raise InputError(f"--{flag.replace('_', '-')} goes with --engine URL; give it too")
+                raise InputError(f"{flag_of(flag)} goes with --engine URL; give it too")
         return None
     token = arguments.token_file or (engine.token_file if engine else None)
     authority = arguments.ca_file or (engine.ca_file if engine else None)

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from policies.commands import Command
 from policies.errors import InfeasibleError, InputError, bad_value
-from tuner.cli.values import parse_count
+from tuner.cli.values import flag_of, parse_count
 from tuner.ports.vllm_boot import BootFlags, BootTrial, ModelFacts, Objection, objections
 from tuner.ports.vllm_defaults import Batch, Card, Platform, Start, Usage, default_batch
 from tuner.ports.vllm_envelope import Advice, BootPoint, Geometry, Headroom, advice_lines, advise, price
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.want is None:
         for flag in ("budget", "boot", "ended", "model_config"):
             if getattr(arguments, flag) is not None:
-                raise InputError(f"--{flag.replace('_', '-')} goes with --want N; name the ceiling that you want")
+                raise InputError(f"{flag_of(flag)} goes with --want N; name the ceiling that you want")
         _tell(arguments, version, default, None, ())
         return 0
     advice, against = _advice(arguments, version, start)

@@ -9,7 +9,7 @@ from textwrap import shorten
 from policies.commands import Command
 from policies.errors import InputError
 from tuner.cli.out_file import check_out_file
-from tuner.cli.values import parse_count, parse_positive
+from tuner.cli.values import flag_of, parse_count, parse_positive
 from tuner.model.columns import NAMES
 from tuner.model.fit import fit_steps
 from tuner.model.model_file import ModelFile, write_model_file
@@ -161,7 +161,7 @@ def _refuse_idle(arguments: argparse.Namespace, names: tuple[str, ...], where: s
     """Raises InputError for a flag that would silently do nothing."""
     for name in names:
         if getattr(arguments, name) != _DEFAULTS[name]:
-            raise InputError(f"--{name.replace('_', '-')} does nothing {where}; drop it")
+            raise InputError(f"{flag_of(name)} does nothing {where}; drop it")
 
 
 def _kept(steps: StepSamples, keep: int, seed: int) -> StepSamples:

@@ -9,6 +9,7 @@ import numpy as np
 from policies.commands import Command
 from policies.errors import InputError
 from tuner.cli.values import (
+    flag_of,
     parse_count,
     parse_duration,
     parse_lengths,
@@ -17,7 +18,7 @@ from tuner.cli.values import (
     parse_rate,
     parse_share,
 )
-from tuner.sim.files import shown_path
+from tuner.files import shown_path
 from tuner.sim.generate import DAY_S, MAX_SEED, Arrivals, Day, Gamma, Poisson, generate
 from tuner.sim.lengths import NAMED_MIXES, Exponential, Lengths, RequestClass, Uniform, named_mix, with_rare_class
 from tuner.sim.traces import load_lengths
@@ -73,7 +74,7 @@ def _arrivals(args: argparse.Namespace) -> Arrivals:
     owner = {"cv": "gamma", "peak_to_trough": "day", "peak_at": "day", "day_length": "day"}
     for flag, shape in owner.items():
         if getattr(args, flag) is not None and args.shape != shape:
-            raise InputError(f"--{flag.replace('_', '-')} belongs to --shape {shape}, not {args.shape!r}; drop it")
+            raise InputError(f"{flag_of(flag)} belongs to --shape {shape}, not {args.shape!r}; drop it")
     rate_rps = parse_rate(args.rate)
     if args.shape == "poisson":
         return Poisson(rate_rps)

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from policies.errors import InputError
-from tuner.sim.files import shown_path
+from tuner.files import shown_path
 
 
 def check_out_file(path: str, flag: str = "--out") -> None:

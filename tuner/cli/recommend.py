@@ -15,12 +15,12 @@ from tuner.cli.progress import progress_to_stderr, warm_twin
 from tuner.cli.search_flags import add_search_flags, read_search
 from tuner.cli.target_flags import add_target_flags, read_slo
 from tuner.cli.traffic_flags import add_model_flag, add_traffic_flags, read_draws, read_model, read_traffic
+from tuner.files import shown_path
 from tuner.record import RunRecord
 from tuner.report.build import Replayed, engine_part, run_record, traffic_part
 from tuner.report.folder import record_text, report_folder, write_report
 from tuner.report.summary import summary
 from tuner.search.recommend import recommend
-from tuner.sim.files import shown_path
 
 _EXAMPLE = """example:
   rooftune recommend --traffic trace.csv --rate-scale 1.8 --step-model 8b-2tbs \\

@@ -9,12 +9,12 @@ from policies.errors import InputError
 from tuner.cli.out_file import check_out_file
 from tuner.cli.values import parse_duration
 from tuner.clock import Clock, SystemClock
+from tuner.files import shown_path
 from tuner.model.sample_file import write_steps
 from tuner.observe.protocol import ProtocolReader
 from tuner.observe.rows import StepRows
 from tuner.ports.http import HttpPort
 from tuner.ports.token import read_token
-from tuner.sim.files import shown_path
 
 _EXAMPLE = """example:
   rooftune record-steps --engine http://127.0.0.1:8124 --for 60s --out steps.csv

@@ -17,7 +17,8 @@ from tuner.cli.progress import progress_to_stderr
 from tuner.cli.replay_text import replay_text
 from tuner.cli.target_flags import add_target_flags, read_slo
 from tuner.cli.traffic_flags import add_traffic_flags, read_traffic
-from tuner.cli.values import parse_count, parse_duration, parse_positive, parse_rate, parse_rate_scale
+from tuner.cli.values import flag_of, parse_count, parse_duration, parse_positive, parse_rate, parse_rate_scale
+from tuner.files import shown_path
 from tuner.replay.client import base_url
 from tuner.replay.judge import verdict
 from tuner.replay.outcomes import client_outcomes, engine_outcomes
@@ -26,7 +27,7 @@ from tuner.replay.prompts import MAX_VOCAB_TOKENS, MIN_VOCAB_TOKENS
 from tuner.replay.result_file import SCHEMA, VERSION, ReplayResult, VerdictPart, summary_line, write_result
 from tuner.replay.session import Job, Measured, client_part, replay
 from tuner.report.build import target_parts, traffic_part
-from tuner.sim.files import read_text, shown_path
+from tuner.sim.files import read_text
 from tuner.sim.generate import MAX_SEED
 from tuner.sim.reshape import scale_rate
 from tuner.sim.workload import Traffic
@@ -117,7 +118,7 @@ def _traffic(args: argparse.Namespace) -> tuple[Traffic, tuple[str, ...]]:
     owned, owner = (("rate", "span", "preset_seed"), "--preset") if args.preset is None else (_FILE_ONLY, "--traffic")
     for name in owned:
         if getattr(args, name) not in (None, False, "", "auto"):
-            raise InputError(f"--{name.replace('_', '-')} belongs to {owner}; drop it")
+            raise InputError(f"{flag_of(name)} belongs to {owner}; drop it")
     if args.preset is None:
         return read_traffic(args)
     rate_rps = 1.0 if args.rate is None else parse_rate(args.rate)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from policies.commands import Command
 from policies.errors import InputError
-from tuner.cli.values import parse_count
+from tuner.cli.values import flag_of, parse_count
 from tuner.config import Config, Override, TokenFile, json_schema, load_config
 from tuner.control.assemble import run_controller
 from tuner.ports.token import read_token
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("--config", metavar="FILE", help="configuration (YAML); deploy/rooftune.yaml shows every key")
     for name, (_, metavar, text) in _FLAGS.items():
-        parser.add_argument("--" + name.replace("_", "-"), metavar=metavar, help=text)
+        parser.add_argument(flag_of(name), metavar=metavar, help=text)
     count = parser.add_mutually_exclusive_group()
     count.add_argument("--once", action="store_true", help="one cycle, then end")
     count.add_argument("--cycles", metavar="N", help="so many cycles, then end")
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 def read(arguments: argparse.Namespace) -> Config:
     """File, environment and flags as one value, and the files that it names."""
     given = [
-        Override(key, getattr(arguments, name), "--" + name.replace("_", "-"))
+        Override(key, getattr(arguments, name), flag_of(name))
         for name, (key, _, _) in _FLAGS.items()
         if getattr(arguments, name) is not None
     ]

@@ -6,7 +6,7 @@ from policies.errors import InputError
 from policies.request import DEADLINE, FCFS, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
 from policies.step_time import StepModel
 from tuner.cli.engine_flags import CURRENT_BUDGET_TOKENS, MAX_ENGINE_TOKENS, parse_switch
-from tuner.cli.values import parse_count, parse_duration
+from tuner.cli.values import flag_of, parse_count, parse_duration
 from tuner.sim.engine import Engine, check_setting
 
 BUDGET_POLICIES = {"fixed": FIXED_BUDGET, "step-time-target": STEP_TIME_TARGET, "pressure": PRESSURE}
@@ -47,16 +47,14 @@ def read_setting(args: argparse.Namespace, engine: Engine, model: StepModel) -> 
     order_policy = _choice(args.order, "--order", ORDER_POLICIES)
     for name, owner in _BUDGET_OWNED.items():
         if getattr(args, name) is not None and args.budget_policy != owner:
-            raise InputError(
-                f"{_flag(name)} belongs to --budget-policy {owner}, not {args.budget_policy!r}; drop it"
-            )
+            raise InputError(f"{flag_of(name)} belongs to --budget-policy {owner}, not {args.budget_policy!r}; drop it")
     if args.ttft_target is not None and order_policy != DEADLINE:
         raise InputError(f"--ttft-target belongs to --order deadline, not {args.order!r}; drop it")
     if args.aging is not None and order_policy == FCFS:
         raise InputError("--aging belongs to --order shortest-first or deadline, not 'fcfs'; drop it")
     for owner, name in (("step-time-target", "budget_target"), ("pressure", "pressure_tokens")):
         if args.budget_policy == owner and getattr(args, name) is None:
-            raise InputError(f"--budget-policy {owner} needs {_flag(name)}; give it")
+            raise InputError(f"--budget-policy {owner} needs {flag_of(name)}; give it")
     if order_policy == DEADLINE and args.ttft_target is None:
         raise InputError("--order deadline needs --ttft-target; give it, such as 2s")
     setting = Setting(
@@ -91,7 +89,7 @@ def _refuse_idle(args: argparse.Namespace, setting: Setting) -> None:
     for name, value in (("pressure_tokens", setting.pressure_tokens), ("budget_floor", setting.budget_floor_tokens)):
         if value >= setting.step_tokens:
             bound = f"below the token budget ({setting.step_tokens})"
-            raise InputError(f"{_flag(name)} is {value}, must be {bound}; lower it or raise --step-tokens")
+            raise InputError(f"{flag_of(name)} is {value}, must be {bound}; lower it or raise --step-tokens")
     caps = ("max_partial_prefills", "max_long_partial_prefills")
     idle = (
         ("adaptive_chunk_cap", setting.adaptive_chunk_cap, ("chunk_cap",), setting.chunk_cap_tokens),
@@ -100,17 +98,13 @@ def _refuse_idle(args: argparse.Namespace, setting: Setting) -> None:
     )
     for name, given, owners, owned in idle:
         if given and not owned:
-            needed = " or ".join(map(_flag, owners))
-            raise InputError(f"{_flag(name)} does nothing without {needed}; give that too, or drop it")
+            needed = " or ".join(map(flag_of, owners))
+            raise InputError(f"{flag_of(name)} does nothing without {needed}; give that too, or drop it")
     if setting.max_long_partial_prefills and not setting.long_prompt_tokens:
         raise InputError(
             "--max-long-partial-prefills needs --long-prompt-tokens, from which on a prompt is long; give it, or "
             "--max-partial-prefills for all prompts"
         )
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _choice(text: str, what: str, known: dict[str, int]) -> int:

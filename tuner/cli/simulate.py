@@ -15,6 +15,7 @@ from tuner.cli.progress import progress_to_stderr, warm_twin
 from tuner.cli.setting_flags import add_setting_flags, read_setting
 from tuner.cli.target_flags import add_target_flags, read_slo
 from tuner.cli.traffic_flags import add_model_flag, add_traffic_flags, read_model, read_traffic, without_prefixes
+from tuner.cli.values import flag_of
 from tuner.record import EnginePart, Source, StepModelPart
 from tuner.report.build import engine_part, traffic_part
 from tuner.report.replays import one_setting, record_line, replay_record, table_text, what_was_replayed
@@ -63,7 +64,7 @@ class _Job:
 def _from_flags(args: argparse.Namespace) -> _Job:
     for flag in ("traffic", "step_model"):
         if getattr(args, flag) is None:
-            raise InputError(f"--{flag.replace('_', '-')} is missing; give it, or everything in a file with --input")
+            raise InputError(f"{flag_of(flag)} is missing; give it, or everything in a file with --input")
     slo, _ = read_slo(args, needed=False)
     model, model_part = read_model(args.step_model)
     traffic, changes = read_traffic(args)
@@ -76,7 +77,7 @@ def _from_flags(args: argparse.Namespace) -> _Job:
 def _from_file(args: argparse.Namespace) -> _Job:
     for name, default in args.flag_defaults.items():
         if name not in ("input", "json", "quiet") and getattr(args, name) != default:
-            raise InputError(f"--input says everything, so --{name.replace('_', '-')} does not go with it; drop one")
+            raise InputError(f"--input says everything, so {flag_of(name)} does not go with it; drop one")
     path = Path(args.input)
     given = read_simulate_input(path)
     slo = given.slo()

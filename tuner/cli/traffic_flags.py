@@ -9,11 +9,11 @@ import numpy as np
 from policies.errors import InputError, shown
 from policies.step_time import NAMED_MODELS, StepCost, StepModel, priced
 from tuner.cli.values import parse_burst, parse_duration, parse_rate_scale
+from tuner.files import shown_path
 from tuner.model.draws import model_draws
 from tuner.model.model_file import load_step_model, read_model_file
 from tuner.record import StepModelPart
 from tuner.report.build import step_model_part
-from tuner.sim.files import shown_path
 from tuner.sim.reshape import add_burst, scale_rate, window
 from tuner.sim.traces import FORMATS, load_traffic
 from tuner.sim.workload import Traffic

@@ -129,3 +129,8 @@ def parse_lengths(text: str, what: str) -> Lengths:
             return Constant(parse_count(text, what))
     remedy = "write 1000, 100-1500, exp:200 or lognormal:800,1.0"
     raise _refuse(what, text, "a number of tokens or a distribution of them", remedy)
+
+
+def flag_of(name: str) -> str:
+    """``--long-name`` of argparse's ``long_name``."""
+    return "--" + name.replace("_", "-")

@@ -1,6 +1,5 @@
 """The folder of a report: checked before the long work, written whole or not at all."""
 
-import fcntl
 import json
 import os
 import secrets
@@ -10,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from policies.errors import InputError, UnreachableError
-from tuner.files import FULL, shown_path
+from tuner.files import FULL, locked, shown_path
 from tuner.record import RunRecord
 from tuner.report.markdown import markdown_page
 from tuner.report.page import html_page
@@ -90,21 +89,9 @@ def write_report(record: RunRecord, folder: Path) -> tuple[Path, ...]:
                 leftovers.callback(temporary.unlink, missing_ok=True)
                 temporary.write_text(text, encoding="utf-8", newline="")
                 waiting.append((temporary, folder / name))
-            with _alone(folder):
+            with locked(folder, wait=True):
                 for temporary, target in waiting:
                     os.replace(temporary, target)
         except OSError as error:
             raise _refused(folder, error) from None
     return tuple(folder / name for name in texts)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """No other report is put into the folder meanwhile; a file system without locks lets everybody in."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

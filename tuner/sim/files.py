@@ -5,8 +5,6 @@ from pathlib import Path
 from policies.errors import InputError
 from tuner.files import shown_path, write_whole
 
-__all__ = ["MAX_FILE_BYTES", "read_text", "shown_path", "write_text"]
-
 MAX_FILE_BYTES = 512 * 1024 * 1024
 
 

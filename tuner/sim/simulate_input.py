@@ -20,9 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from policies.errors import InputError, bad_value
 from policies.request import Boot, Setting
 from policies.slo import Condition, Metric, Override, Slo, Target
+from tuner.files import shown_path
 from tuner.record import first_problem
 from tuner.sim.engine import Engine
-from tuner.sim.files import read_text, shown_path
+from tuner.sim.files import read_text
 from tuner.sim.reshape import scale_rate, window
 from tuner.sim.traces import load_traffic
 from tuner.sim.twin import Change

@@ -24,7 +24,8 @@ from pathlib import Path
 import numpy as np
 
 from policies.errors import InputError, shown
-from tuner.sim.files import shown_path, write_text
+from tuner.files import shown_path
+from tuner.sim.files import write_text
 from tuner.sim.tables import ABSENT, Table, csv_table, decimal_column, json_table, whole_column
 from tuner.sim.workload import MAX_ARRIVAL_S, MAX_TOKENS_PER_REQUEST, FloatArray, IntArray, Traffic
 
