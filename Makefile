@@ -68,13 +68,13 @@ bench: $(VENV)/.dev
 	$(BIN)/rooftune bench
 	@# These pages are about measurements that the project does not ship: without them the committed ones stay.
 	if [ -d ../shared/data ]; then \
-		$(BIN)/python -m tuner.bench.truth docs/truth.md && $(BIN)/python -m tuner.bench.policies_page docs/policies.md; \
+		$(BIN)/python -m rooftune.tuner.bench.truth docs/truth.md && $(BIN)/python -m rooftune.tuner.bench.policies_page docs/policies.md; \
 	fi
 
 # For a machine with a CUDA card, under 5 minutes: equality with transformers' own generate, then step time and knee.
 gpu-check: $(VENV)/.engine
 	ROOFTUNE_TEST_DEVICE=cuda $(BIN)/pytest -q -m engine tests/engine/test_loop_generate.py
-	$(BIN)/python -m engine.torch.gpu_check
+	$(BIN)/python -m rooftune.engine.torch.gpu_check
 
 # --- parts of `make test` ----------------------------------------------------------------------
 
@@ -82,6 +82,8 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 
 types: $(VENV)/.dev
+	@mkdir -p build/import/rooftune
+	@ln -sfn ../../../policies ../../../tuner ../../../engine build/import/rooftune/
 	$(BIN)/mypy
 
 fast-tests: $(VENV)/.dev

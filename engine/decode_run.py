@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Iterator
 
-from engine.figures import StepFigures
-from engine.flight import Flight, Gaps
-from engine.interface import Sink, TokenEvent
-from engine.step import Segment, StepBatch
-from policies import request as r
-from policies.budget import step_budget
-from policies.kv import grow
-from policies.packing import effective_budget
-from policies.request import STEP_TIME_TARGET, Boot, Setting, State
-from policies.step_time import StepModel
+from rooftune.engine.figures import StepFigures
+from rooftune.engine.flight import Flight, Gaps
+from rooftune.engine.interface import Sink, TokenEvent
+from rooftune.engine.step import Segment, StepBatch
+from rooftune.policies import request as r
+from rooftune.policies.budget import step_budget
+from rooftune.policies.kv import grow
+from rooftune.policies.packing import effective_budget
+from rooftune.policies.request import STEP_TIME_TARGET, Boot, Setting, State
+from rooftune.policies.step_time import StepModel
 
 
 class RunEvents:

@@ -6,8 +6,8 @@ For tests, for the comparison with a twin, and for fleets of engines that must c
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.step import ModelFacts, Segment, StepBatch
-from policies.step_time import StepCost, StepModel, chunk_attention_work, priced, step_cost
+from rooftune.engine.step import ModelFacts, Segment, StepBatch
+from rooftune.policies.step_time import StepCost, StepModel, chunk_attention_work, priced, step_cost
 
 # Large enough that nothing comes out twice by chance.
 VOCAB_TOKENS = 1 << 40
@@ -100,7 +100,7 @@ class FakeRunner:
         return self._facts
 
     def run(self, step: StepBatch) -> list[int]:
-        """See ``engine.step.Runner``."""
+        """See ``rooftune.engine.step.Runner``."""
         contents = [self._write(segment) for segment in step.segments]
         if self._read_all:
             for segment in step.segments:

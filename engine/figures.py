@@ -1,8 +1,8 @@
 """What one planned step computes and leaves standing: the content of its record."""
 
-from engine.interface import StepRecord
-from engine.protocol import InForce
-from policies.request import (
+from rooftune.engine.interface import StepRecord
+from rooftune.engine.protocol import InForce
+from rooftune.policies.request import (
     BUDGET,
     COMPUTED,
     FREE_BLOCKS,
@@ -12,7 +12,7 @@ from policies.request import (
     WAITING_COUNT,
     State,
 )
-from policies.step_time import chunk_attention_work
+from rooftune.policies.step_time import chunk_attention_work
 
 
 class StepFigures:

@@ -3,8 +3,8 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from engine.interface import FinishReason, GenerationRequest, RequestRecord, Sink
-from engine.step import IntArray
+from rooftune.engine.interface import FinishReason, GenerationRequest, RequestRecord, Sink
+from rooftune.engine.step import IntArray
 
 
 class Gaps:

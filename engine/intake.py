@@ -6,12 +6,21 @@ from collections.abc import Callable
 from itertools import count
 from threading import Condition, Event
 
-from engine.flight import Flight
-from engine.interface import Busy, FinishReason, GenerationRequest, Observer, RejectReason, Sink, Stopping, TooLong
-from engine.kv_blocks import chain_digests
-from engine.options import EngineOptions
-from engine.step import ModelFacts
-from policies.errors import InputError, RooftuneError
+from rooftune.engine.flight import Flight
+from rooftune.engine.interface import (
+    Busy,
+    FinishReason,
+    GenerationRequest,
+    Observer,
+    RejectReason,
+    Sink,
+    Stopping,
+    TooLong,
+)
+from rooftune.engine.kv_blocks import chain_digests
+from rooftune.engine.options import EngineOptions
+from rooftune.engine.step import ModelFacts
+from rooftune.policies.errors import InputError, RooftuneError
 
 MAX_RETRY_AFTER_S = 60
 
@@ -44,7 +53,7 @@ class Intake:
         return self._live
 
     def submit(self, request: GenerationRequest, sink: Sink, arrived_s: float | None) -> int:
-        """See ``engine.interface.Engine.submit``."""
+        """See ``rooftune.engine.interface.Engine.submit``."""
         now_s = self._now_s()
         size = self._facts.block_tokens
         try:

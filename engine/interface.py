@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from engine.step import GREEDY, ModelFacts, Sampling
-from policies import wire
-from policies.errors import InputError, RefusedError, bad_value
+from rooftune.engine.step import GREEDY, ModelFacts, Sampling
+from rooftune.policies import wire
+from rooftune.policies.errors import InputError, RefusedError, bad_value
 
 
 class FinishReason(StrEnum):

@@ -1,6 +1,6 @@
 """The scheduler's state as this engine holds it, and which KV blocks hold which content.
 
-The arrays of ``policies.request.State`` are lists here, tables lists of lists: one step is a few thousand reads of
+The arrays of ``State`` are lists here, tables lists of lists: one step is a few thousand reads of
 single cells, and a cell of a list costs a third of a cell of an array. So the policies write ``table[row][column]``,
 which both understand. Only the block table stays an array, because the runner reads whole rows of it.
 """
@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, cast
 
-from policies.kv import release
-from policies.request import (
+from rooftune.policies.kv import release
+from rooftune.policies.request import (
     FINISHED,
     KEY_AT,
     RUNNING,

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import cast
 
-from engine.decode_run import DecodeRun
-from engine.figures import StepFigures
-from engine.flight import Flight
-from engine.intake import Intake
-from engine.interface import (
+from rooftune.engine.decode_run import DecodeRun
+from rooftune.engine.figures import StepFigures
+from rooftune.engine.flight import Flight
+from rooftune.engine.intake import Intake
+from rooftune.engine.interface import (
     Deliver,
     FinishReason,
     Observer,
@@ -21,14 +21,14 @@ from engine.interface import (
     StepRecord,
     TokenEvent,
 )
-from engine.kv_blocks import ContentKeys, chain_digests, engine_state, leave
-from engine.options import EngineOptions
-from engine.protocol import InForce, TuningDesk
-from engine.step import Runner, Segment, StepBatch
-from policies import request as r
-from policies.kv import blocks_for
-from policies.packing import finish_step, plan_step
-from policies.request import append_waiting
+from rooftune.engine.kv_blocks import ContentKeys, chain_digests, engine_state, leave
+from rooftune.engine.options import EngineOptions
+from rooftune.engine.protocol import InForce, TuningDesk
+from rooftune.engine.step import Runner, Segment, StepBatch
+from rooftune.policies import request as r
+from rooftune.policies.kv import blocks_for
+from rooftune.policies.packing import finish_step, plan_step
+from rooftune.policies.request import append_waiting
 
 Events = list[tuple[Sink, TokenEvent]]
 
@@ -42,7 +42,7 @@ def deliver_here(events: Iterable[tuple[Sink, TokenEvent]]) -> None:
 class EngineLoop:
     """The scheduler's state around one runner. Everything but the gauges is for one thread at a time.
 
-    now_s: the engine's clock (s). observer, deliver: see ``engine.interface``; set before the first step.
+    now_s: the engine's clock (s). observer, deliver: see ``rooftune.engine.interface``; set before the first step.
     """
 
     def __init__(

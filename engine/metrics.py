@@ -8,10 +8,17 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
-
-from engine import metrics_names as names
-from engine.interface import ChangeKind, Engine, FinishReason, RejectReason, RequestRecord, Snapshot, StepRecord
-from engine.metrics_series import Histogram, StepTable
+from rooftune.engine import metrics_names as names
+from rooftune.engine.interface import (
+    ChangeKind,
+    Engine,
+    FinishReason,
+    RejectReason,
+    RequestRecord,
+    Snapshot,
+    StepRecord,
+)
+from rooftune.engine.metrics_series import Histogram, StepTable
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Steps that are counted together, at the latest: the code that counts is then warm, which it never is after a forward.

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from engine.protocol import About
-from engine.step import ModelFacts
-from policies import wire
-from policies.envelope import Envelope, full_bounds
-from policies.errors import bad_value
-from policies.lease import MAX_LEASE_S
-from policies.request import Boot, Setting
+from rooftune.engine.protocol import About
+from rooftune.engine.step import ModelFacts
+from rooftune.policies import wire
+from rooftune.policies.envelope import Envelope, full_bounds
+from rooftune.policies.errors import bad_value
+from rooftune.policies.lease import MAX_LEASE_S
+from rooftune.policies.request import Boot, Setting
 
 # A slot reserves a row of block table and keys; beyond this a queue is a memory leak and a wrong answer to load.
 MAX_QUEUE = 100_000

@@ -13,12 +13,12 @@ from operator import attrgetter
 from threading import Lock
 from typing import Any, Generic, TypeVar
 
-from engine.interface import ChangeKind, FinishReason, Observer, RequestRecord, StepRecord
-from policies import lease, wire
-from policies.envelope import KNOB_NAMES, Envelope, Mode
-from policies.errors import bad_value
-from policies.request import Setting
-from policies.step_time import StepModel
+from rooftune.engine.interface import ChangeKind, FinishReason, Observer, RequestRecord, StepRecord
+from rooftune.policies import lease, wire
+from rooftune.policies.envelope import KNOB_NAMES, Envelope, Mode
+from rooftune.policies.errors import bad_value
+from rooftune.policies.request import Setting
+from rooftune.policies.step_time import StepModel
 
 T = TypeVar("T")
 

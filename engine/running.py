@@ -4,17 +4,17 @@ import time
 from collections.abc import Callable
 from threading import Thread
 
-from engine.intake import Intake
-from engine.interface import Deliver, FinishReason, GenerationRequest, Observer, Sink, Snapshot
-from engine.loop import EngineLoop
-from engine.options import EngineOptions
-from engine.protocol import TuningDesk
-from engine.step import ModelFacts, Runner
-from policies import wire
+from rooftune.engine.intake import Intake
+from rooftune.engine.interface import Deliver, FinishReason, GenerationRequest, Observer, Sink, Snapshot
+from rooftune.engine.loop import EngineLoop
+from rooftune.engine.options import EngineOptions
+from rooftune.engine.protocol import TuningDesk
+from rooftune.engine.step import ModelFacts, Runner
+from rooftune.policies import wire
 
 
 class RunningEngine:
-    """``engine.interface.Engine`` over a runner. ``start`` turns it; tests may call ``step`` themselves instead.
+    """``Engine`` of engine/interface.py over a runner. ``start`` turns it; tests may call ``step`` themselves instead.
 
     now_s: a monotonic clock (s). Raises InputError when the options do not fit together.
     """

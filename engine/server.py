@@ -2,19 +2,18 @@
 
 from collections.abc import Sequence
 
+from rooftune.engine.interface import Engine
+from rooftune.engine.metrics import CONTENT_TYPE, Metrics
+from rooftune.engine.server_auth import SecretFile
+from rooftune.engine.server_errors import ApiError, answer_api_error, answer_defect, answer_http_error
+from rooftune.engine.server_openai import Service, openai_routes
+from rooftune.engine.server_tuning import tuning_routes
+from rooftune.engine.tuning_source import OwnEngine
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-
-from engine.interface import Engine
-from engine.metrics import CONTENT_TYPE, Metrics
-from engine.server_auth import SecretFile
-from engine.server_errors import ApiError, answer_api_error, answer_defect, answer_http_error
-from engine.server_openai import Service, openai_routes
-from engine.server_tuning import tuning_routes
-from engine.tuning_source import OwnEngine
 
 
 def public_app(service: Service, metrics: Metrics, tuning_secret: SecretFile | None) -> Starlette:

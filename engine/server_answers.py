@@ -5,9 +5,9 @@ import time
 import uuid
 from typing import Any
 
-from engine.interface import FinishReason
-from engine.server_request import Generation
-from engine.server_stream import Answer, Piece
+from rooftune.engine.interface import FinishReason
+from rooftune.engine.server_request import Generation
+from rooftune.engine.server_stream import Answer, Piece
 
 DONE = b"data: [DONE]\n\n"
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}

@@ -5,10 +5,9 @@ import stat
 import threading
 from pathlib import Path
 
+from rooftune.engine.server_errors import ApiError
+from rooftune.policies.errors import InputError
 from starlette.requests import HTTPConnection
-
-from engine.server_errors import ApiError
-from policies.errors import InputError
 
 MIN_TOKEN_CHARS = 16
 _MOST_BYTES = 65_536

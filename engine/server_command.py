@@ -7,18 +7,18 @@ import socket
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from engine import server_flags as flags
-from engine.metrics import Metrics
-from engine.running import RunningEngine
-from engine.server import private_app, public_app
-from engine.server_auth import SecretFile
-from engine.server_bytes import ByteTokenizer
-from engine.server_fake import FAKE_PROMPT_VOCAB_TOKENS, PREFIX, fake_runner
-from engine.server_openai import Service
-from engine.server_prompt import Served
-from engine.server_run import Listener, bind_tcp, bind_unix, run
-from engine.server_text import Tokenizer
-from engine.step import Runner
+from rooftune.engine import server_flags as flags
+from rooftune.engine.metrics import Metrics
+from rooftune.engine.running import RunningEngine
+from rooftune.engine.server import private_app, public_app
+from rooftune.engine.server_auth import SecretFile
+from rooftune.engine.server_bytes import ByteTokenizer
+from rooftune.engine.server_fake import FAKE_PROMPT_VOCAB_TOKENS, PREFIX, fake_runner
+from rooftune.engine.server_openai import Service
+from rooftune.engine.server_prompt import Served
+from rooftune.engine.server_run import Listener, bind_tcp, bind_unix, run
+from rooftune.engine.server_text import Tokenizer
+from rooftune.engine.step import Runner
 
 
 def serve(arguments: argparse.Namespace) -> int:
@@ -73,9 +73,9 @@ def _model(arguments: argparse.Namespace, blocks: int | None) -> tuple[Runner, T
     if arguments.model.startswith(PREFIX):
         return fake_runner(arguments.model, blocks, arguments.block_tokens), ByteTokenizer(FAKE_PROMPT_VOCAB_TOKENS)
     # Here and not above: an engine without a model needs no torch, and importing it takes seconds.
-    from engine.torch.load import load_runner, load_tokenizer
-    from engine.torch.quiet import quiet
-    from engine.torch.tokenizer import ModelTokenizer
+    from rooftune.engine.torch.load import load_runner, load_tokenizer
+    from rooftune.engine.torch.quiet import quiet
+    from rooftune.engine.torch.tokenizer import ModelTokenizer
 
     quiet()
     runner = load_runner(
@@ -93,10 +93,7 @@ def _about(runner: Runner, step_tokens: int) -> str:
     millions = facts.parameters / 1e6
     size = f"{millions:,.0f}" if millions >= 10 else f"{millions:.2g}"
     weights = f"{size} million parameters in {facts.dtype} on " if facts.parameters else ""  # a fake model has none
-    return (
-        f"{facts.name}: {weights}{facts.device}, "
-        f"{facts.kv_tokens} tokens of KV, budget {step_tokens} tokens a step"
-    )
+    return f"{facts.name}: {weights}{facts.device}, {facts.kv_tokens} tokens of KV, budget {step_tokens} tokens a step"
 
 
 def _address(bound: socket.socket) -> str:

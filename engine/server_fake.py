@@ -3,9 +3,9 @@
 import time
 from dataclasses import replace
 
-from engine.fake import FAKE_FACTS, FakeRunner, ManualClock
-from policies.errors import bad_value
-from policies.step_time import NAMED_MODELS
+from rooftune.engine.fake import FAKE_FACTS, FakeRunner, ManualClock
+from rooftune.policies.errors import bad_value
+from rooftune.policies.step_time import NAMED_MODELS
 
 PREFIX = "fake:"
 _MODEL_TOKENS = 131_072

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.server_errors import bad_request
-from engine.server_limits import Limits
+from rooftune.engine.server_errors import bad_request
+from rooftune.engine.server_limits import Limits
 
 
 def whole(body: Mapping[str, Any], name: str, least: int, most: int) -> int | None:

@@ -3,11 +3,11 @@
 import argparse
 from pathlib import Path
 
-from engine.options import EngineOptions
-from engine.server_auth import SecretFile
-from engine.server_limits import Limits
-from policies.errors import InputError, bad_value
-from policies.request import Setting
+from rooftune.engine.options import EngineOptions
+from rooftune.engine.server_auth import SecretFile
+from rooftune.engine.server_limits import Limits
+from rooftune.policies.errors import InputError, bad_value
+from rooftune.policies.request import Setting
 
 LOOPBACK = "127.0.0.1"
 # What the request records count gaps above: the targets people set.

@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from rooftune.engine.server_errors import BODIES_FULL_CODE, COME_AGAIN_S, ApiError, bad_request
+from rooftune.policies.errors import bad_value
 from starlette.requests import ClientDisconnect, Request
-
-from engine.server_errors import BODIES_FULL_CODE, COME_AGAIN_S, ApiError, bad_request
-from policies.errors import bad_value
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,21 +8,20 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from rooftune.engine.interface import Busy, Engine, FinishReason, RejectReason, Stopping, TooLong
+from rooftune.engine.server_answers import DONE, Writer, sse
+from rooftune.engine.server_auth import SecretFile, require
+from rooftune.engine.server_errors import COME_AGAIN_S, TOO_LONG_CODE, ApiError
+from rooftune.engine.server_limits import BodyRoom, Limits, parse_object, read_body
+from rooftune.engine.server_prompt import Served
+from rooftune.engine.server_request import Generation, read_generation
+from rooftune.engine.server_stream import Answer, Piece, watch
+from rooftune.engine.server_text import Tokenizer
+from rooftune.policies.errors import InputError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
-
-from engine.interface import Busy, Engine, FinishReason, RejectReason, Stopping, TooLong
-from engine.server_answers import DONE, Writer, sse
-from engine.server_auth import SecretFile, require
-from engine.server_errors import COME_AGAIN_S, TOO_LONG_CODE, ApiError
-from engine.server_limits import BodyRoom, Limits, parse_object, read_body
-from engine.server_prompt import Served
-from engine.server_request import Generation, read_generation
-from engine.server_stream import Answer, Piece, watch
-from engine.server_text import Tokenizer
-from policies.errors import InputError
 
 _PROMPT_THREADS = 4
 _BROKEN = "the engine stopped before the answer was complete; send the request again"

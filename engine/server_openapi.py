@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from policies import wire
+from rooftune.policies import wire
 
 MOST_AFTER = 2**53
 _AFTER = {

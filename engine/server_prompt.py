@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.server_errors import TOO_LONG_CODE, ApiError, bad_request
-from engine.server_fields import messages, text, token_ids
-from engine.server_limits import Limits
-from engine.server_text import Tokenizer
-from policies.errors import InputError
+from rooftune.engine.server_errors import TOO_LONG_CODE, ApiError, bad_request
+from rooftune.engine.server_fields import messages, text, token_ids
+from rooftune.engine.server_limits import Limits
+from rooftune.engine.server_text import Tokenizer
+from rooftune.policies.errors import InputError
 
 # So many characters hold one token at least, nearly always; where they do not, more of the text is looked at.
 _CHARS_A_TOKEN = 16

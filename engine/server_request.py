@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.server_errors import TOO_LONG_CODE, ApiError, bad_request
-from engine.server_fields import flag, number, stop_strings, token_ids, whole
-from engine.server_limits import Limits
-from engine.server_prompt import Served, read_prompt
-from engine.server_text import Tokenizer
-from engine.server_unsupported import check_unsupported
-from engine.step import MAX_SEED, Sampling
-from policies.errors import InputError
+from rooftune.engine.server_errors import TOO_LONG_CODE, ApiError, bad_request
+from rooftune.engine.server_fields import flag, number, stop_strings, token_ids, whole
+from rooftune.engine.server_limits import Limits
+from rooftune.engine.server_prompt import Served, read_prompt
+from rooftune.engine.server_text import Tokenizer
+from rooftune.engine.server_unsupported import check_unsupported
+from rooftune.engine.step import MAX_SEED, Sampling
+from rooftune.policies.errors import InputError
 
 DEFAULT_OUTPUT_TOKENS = 16  # of /v1/completions, as OpenAI has it; a chat may go on to the model's length
 

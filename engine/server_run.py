@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
+from rooftune.engine.interface import Engine
+from rooftune.engine.server_patience import ImpatientProtocol
+from rooftune.engine.server_stream import deliver_on
+from rooftune.policies.errors import InputError, RefusedError
 from starlette.types import ASGIApp
-
-from engine.interface import Engine
-from engine.server_patience import ImpatientProtocol
-from engine.server_stream import deliver_on
-from policies.errors import InputError, RefusedError
 
 _HEALTH_EVERY_S = 0.5
 _FLUSH_S = 5  # for clients to read what is written already

@@ -4,11 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 
+from rooftune.engine.interface import Engine, FinishReason, GenerationRequest, Sink, TokenEvent
+from rooftune.engine.server_request import Generation
+from rooftune.engine.server_text import Detokenizer, StopStrings, Tokenizer
 from starlette.types import Receive
-
-from engine.interface import Engine, FinishReason, GenerationRequest, Sink, TokenEvent
-from engine.server_request import Generation
-from engine.server_text import Detokenizer, StopStrings, Tokenizer
 
 
 def deliver_on(loop: asyncio.AbstractEventLoop) -> Callable[[Iterable[tuple[Sink, TokenEvent]]], None]:

@@ -6,17 +6,16 @@ socket of their own, never on a public port: the address of a peer is no proof o
 
 from collections.abc import Awaitable, Callable
 
+from rooftune.engine.server_auth import SecretFile, require
+from rooftune.engine.server_errors import ApiError
+from rooftune.engine.server_limits import read_body
+from rooftune.engine.server_openapi import MOST_AFTER, openapi
+from rooftune.engine.tuning_source import CHANGES, Change, Read, TuningSource
+from rooftune.policies import wire
+from rooftune.policies.errors import InputError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-
-from engine.server_auth import SecretFile, require
-from engine.server_errors import ApiError
-from engine.server_limits import read_body
-from engine.server_openapi import MOST_AFTER, openapi
-from engine.tuning_source import CHANGES, Change, Read, TuningSource
-from policies import wire
-from policies.errors import InputError
 
 PREFIX = "/tuning/v1"
 _BODY_S = 10.0

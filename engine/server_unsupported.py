@@ -7,7 +7,7 @@ that is not used here, says nothing (null), changes nothing, or is no matter of 
 from collections.abc import Mapping
 from typing import Any
 
-from engine.server_errors import bad_request
+from rooftune.engine.server_errors import bad_request
 
 USED = frozenset(
     (

@@ -9,8 +9,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-
-from policies.errors import bad_value
+from rooftune.policies.errors import bad_value
 
 IntArray = npt.NDArray[np.int64]
 MAX_TEMPERATURE = 100.0

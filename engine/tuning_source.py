@@ -6,8 +6,8 @@ Answers are JSON text already, so that an answer from another process is passed 
 import asyncio
 from typing import Literal, Protocol
 
-from engine.interface import Tuning
-from policies import wire
+from rooftune.engine.interface import Tuning
+from rooftune.policies import wire
 
 Read = Literal["state", "steps", "requests"]
 Change = Literal["push", "revert", "resume"]

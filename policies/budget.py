@@ -4,8 +4,8 @@ Pure functions, interpreted and compiled. The result never exceeds the boot ceil
 budget never starves prefill or decode: it gives at least one token more than the decodes that are due.
 """
 
-from policies.request import FIXED_BUDGET, PRESSURE, STEP_TIME_TARGET, Boot, Setting
-from policies.step_time import StepModel, chunk_attention_work, step_time
+from rooftune.policies.request import FIXED_BUDGET, PRESSURE, STEP_TIME_TARGET, Boot, Setting
+from rooftune.policies.step_time import StepModel, chunk_attention_work, step_time
 
 
 def step_budget(

@@ -1,6 +1,6 @@
 """What may be moved, and how far: the bounds an engine fixed at its start.
 
-Knobs are the fields of ``policies.request.Setting``. A policy is moved like any knob: ``budget_policy``,
+Knobs are the fields of ``rooftune.policies.request.Setting``. A policy is moved like any knob: ``budget_policy``,
 ``order_policy`` and their parameters each have a bound, and one that an engine lacks is absent.
 """
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from policies.errors import InputError, bad_value
-from policies.request import DEADLINE, FCFS, FIXED_BUDGET, PRESSURE, Setting
+from rooftune.policies.errors import InputError, bad_value
+from rooftune.policies.request import DEADLINE, FCFS, FIXED_BUDGET, PRESSURE, Setting
 
 KNOB_NAMES: tuple[str, ...] = Setting._fields
 MOST_PROMPT_TOKENS = 10_000_000

@@ -8,10 +8,10 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from policies.envelope import Broken, Envelope, Violation
-from policies.limits import WEEK_MINUTES, GuardLimits, WeekSpan
-from policies.request import Setting
-from policies.verify import Verdict
+from rooftune.policies.envelope import Broken, Envelope, Violation
+from rooftune.policies.limits import WEEK_MINUTES, GuardLimits, WeekSpan
+from rooftune.policies.request import Setting
+from rooftune.policies.verify import Verdict
 
 __all__ = [
     "RATIO_KNOBS", "WEEK_MINUTES", "Action", "Decision", "GuardLimits", "Reason", "Situation", "WeekSpan", "changes",

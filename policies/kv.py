@@ -7,7 +7,7 @@ blocks that cannot be found are put in front (last freed, first reused), findabl
 Behaviour read from vLLM 0.32 (v1/core/block_pool.py, single_type_kv_cache_manager.py).
 """
 
-from policies.request import (
+from rooftune.policies.request import (
     CACHED,
     COMPUTED,
     FREE_BLOCKS,

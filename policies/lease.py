@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 
-from policies.envelope import KNOB_NAMES, Broken, Envelope, KnobBound, Mode, Number, Violation, is_count
-from policies.errors import InputError, bad_value
-from policies.request import STEP_TIME_TARGET, Setting
-from policies.step_time import StepModel
+from rooftune.policies.envelope import KNOB_NAMES, Broken, Envelope, KnobBound, Mode, Number, Violation, is_count
+from rooftune.policies.errors import InputError, bad_value
+from rooftune.policies.request import STEP_TIME_TARGET, Setting
+from rooftune.policies.step_time import StepModel
 
 __all__ = [
     "BACKWARD_SLACK_S", "KNOB_NAMES", "Broken", "Envelope", "KnobBound", "Lease", "LeaseBook", "LeaseOutcome",

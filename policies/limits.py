@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from policies.errors import bad_value
+from rooftune.policies.errors import bad_value
 
 WEEK_MINUTES = 7 * 24 * 60
 

@@ -6,7 +6,7 @@ SHORTEST_FIRST by prompt tokens left; DEADLINE by prompt tokens left among those
 TTFT target, the others after them.
 """
 
-from policies.request import CACHED, COMPUTED, DEADLINE, KNOWN, PROMPT, RUNNING, STATUS, Setting, State
+from rooftune.policies.request import CACHED, COMPUTED, DEADLINE, KNOWN, PROMPT, RUNNING, STATUS, Setting, State
 
 FIRST = 0
 AGED = 1

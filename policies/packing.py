@@ -8,10 +8,10 @@ It plans, and moves the state to "planned": computed tokens advance at once, as 
 run, ``finish_step`` books the sampled tokens. Everything here is scalar code over arrays: the twin compiles it.
 """
 
-from policies.budget import step_budget
-from policies.kv import find_prefix, fits, grow, release, take_prefix
-from policies.order import goes_before
-from policies.request import (
+from rooftune.policies.budget import step_budget
+from rooftune.policies.kv import find_prefix, fits, grow, release, take_prefix
+from rooftune.policies.order import goes_before
+from rooftune.policies.request import (
     ADMISSIONS,
     ADMITTED,
     BUDGET,
@@ -43,7 +43,7 @@ from policies.request import (
     prepend_waiting,
     remove_waiting,
 )
-from policies.step_time import StepModel
+from rooftune.policies.step_time import StepModel
 
 NO_CAP = 1 << 60
 

@@ -14,11 +14,10 @@ from enum import StrEnum
 from typing import cast
 
 import numpy as np
-
-from policies.errors import bad_value
-from policies.outcomes import BoolArray, FloatArray, IntArray, Outcomes
-from policies.quantiles import RELATIVE_SLACK, quantile, weighted_quantile
-from policies.targets import PROFILES, Condition, Metric, Objective, Override, Slo, Target
+from rooftune.policies.errors import bad_value
+from rooftune.policies.outcomes import BoolArray, FloatArray, IntArray, Outcomes
+from rooftune.policies.quantiles import RELATIVE_SLACK, quantile, weighted_quantile
+from rooftune.policies.targets import PROFILES, Condition, Metric, Objective, Override, Slo, Target
 
 __all__ = [
     "PROFILES", "Condition", "MarginReason", "MarginRow", "Metric", "Objective", "Outcomes", "Override", "Slo",

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 import numpy as np
-
-from policies.errors import InputError, bad_value
-from policies.outcomes import BoolArray, IntArray, Outcomes
+from rooftune.policies.errors import InputError, bad_value
+from rooftune.policies.outcomes import BoolArray, IntArray, Outcomes
 
 Metric = Literal["ttft", "gap", "tpot", "longest_gap", "e2e", "queue"]
 Objective = Literal["goodput", "tokens_per_s"]

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
-from policies.errors import bad_value
+from rooftune.policies.errors import bad_value
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,11 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-
-from policies.envelope import KNOB_NAMES, Violation, is_count
-from policies.errors import InputError
-from policies.lease import MAX_LEASE_S, LeaseOutcome, LeaseReason, Push
-from policies.request import DEADLINE, FCFS, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
-from policies.step_time import StepModel
+from rooftune.policies.envelope import KNOB_NAMES, Violation, is_count
+from rooftune.policies.errors import InputError
+from rooftune.policies.lease import MAX_LEASE_S, LeaseOutcome, LeaseReason, Push
+from rooftune.policies.request import DEADLINE, FCFS, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
+from rooftune.policies.step_time import StepModel
 
 PROTOCOL_VERSION: Literal[1] = 1
 MAX_BODY_BYTES = 65_536  # of what a client may send
@@ -63,7 +62,7 @@ class Knobs(Wire):
 
 
 class StepConstants(Wire):
-    """``policies.step_time.StepModel`` on the wire: seconds, seconds per token, per token pair; sharpness 0 or >= 1."""
+    """``StepModel`` on the wire: seconds, seconds per token, per token pair; sharpness 0 or >= 1."""
 
     overhead_s: Duration
     sequence_s: Duration
@@ -129,7 +128,7 @@ class PushRequest(Message):
     reason: Text
 
     def to_push(self) -> Push:
-        """The pure request for ``policies.lease.push``."""
+        """The pure request for ``rooftune.policies.lease.push``."""
         changes: dict[str, int | float] = {
             name: int(value) if isinstance(value, bool) else value for name, value in self.knobs if value is not None
         }

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from policies.errors import InputError, UnreachableError
+from rooftune.policies.errors import InputError, UnreachableError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 

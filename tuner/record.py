@@ -11,10 +11,9 @@ import math
 from typing import Annotated, Final, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
-
-from policies.errors import InputError
-from policies.request import Setting
-from policies.step_time import StepModel
+from rooftune.policies.errors import InputError
+from rooftune.policies.request import Setting
+from rooftune.policies.step_time import StepModel
 
 SCHEMA: Final = "rooftune.run-record"
 VERSION: Final = 2

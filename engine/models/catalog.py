@@ -4,7 +4,7 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
-from policies.errors import InputError, bad_value
+from rooftune.policies.errors import InputError, bad_value
 
 
 @dataclass(frozen=True, slots=True)

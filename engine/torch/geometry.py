@@ -2,7 +2,7 @@
 
 Made once a step, shared by all layers. Layers with another sliding window read other blocks, so what
 depends on the window is made at its first use and kept for the layers that follow. A step that only takes the one
-before it further changes that one's in place: ``engine.torch.onward``.
+before it further changes that one's in place: ``rooftune.engine.torch.onward``.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-
-from engine.step import IntArray, Segment
-from engine.torch.groups import DecodeGroup, cuts
-from engine.torch.kv_store import KvStore
-from engine.torch.masks import CausalMasks
+from rooftune.engine.step import IntArray, Segment
+from rooftune.engine.torch.groups import DecodeGroup, cuts
+from rooftune.engine.torch.kv_store import KvStore
+from rooftune.engine.torch.masks import CausalMasks
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,9 @@ import importlib.util
 from pathlib import Path
 
 import torch
+from rooftune.engine.models.catalog import PackagedModel, check_target, find_packaged
+from rooftune.policies.errors import InputError
 from transformers import AutoModelForCausalLM, AutoTokenizer
-
-from engine.models.catalog import PackagedModel, check_target, find_packaged
-from policies.errors import InputError
 
 # What transformers needs to read a GGUF file, by module name.
 _READERS = {"gguf": "gguf", "sentencepiece": "sentencepiece", "google.protobuf": "protobuf", "accelerate": "accelerate"}

@@ -1,6 +1,6 @@
 """``make gpu-check``: our torch engine on a CUDA card. Both attentions against each other, step time against tokens.
 
-    python -m engine.torch.gpu_check [--device cuda] [--size auto|tiny|1b|3b|8b] [--seconds S] [--out DIR]
+    python -m rooftune.engine.torch.gpu_check [--device cuda] [--size auto|tiny|1b|3b|8b] [--seconds S] [--out DIR]
 
 A model with random weights stands in for a real one: a step costs what its shape costs, whatever the weights say.
 The measured steps go to DIR/steps.csv, and ``rooftune fit`` says where the knee is, with its interval.
@@ -17,17 +17,16 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from rooftune.engine.step import Segment, StepBatch
+from rooftune.engine.torch import attention
+from rooftune.engine.torch.load import DTYPES, choose_device, choose_dtype, make_runner
+from rooftune.engine.torch.memory import auto_kv_blocks, free_bytes
+from rooftune.engine.torch.quiet import quiet
+from rooftune.engine.torch.runner import TorchRunner
+from rooftune.policies.errors import RooftuneError, bad_value
+from rooftune.policies.step_time import chunk_attention_work
 from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
-
-from engine.step import Segment, StepBatch
-from engine.torch import attention
-from engine.torch.load import DTYPES, choose_device, choose_dtype, make_runner
-from engine.torch.memory import auto_kv_blocks, free_bytes
-from engine.torch.quiet import quiet
-from engine.torch.runner import TorchRunner
-from policies.errors import RooftuneError, bad_value
-from policies.step_time import chunk_attention_work
 
 BLOCK_TOKENS = 16
 MODEL_TOKENS = 16_384
@@ -87,7 +86,9 @@ KINDS = (
 
 def main(words: Sequence[str] | None = None) -> int:
     """0: all is well; 1: the attentions differ; otherwise as every command."""
-    parser = argparse.ArgumentParser(prog="python -m engine.torch.gpu_check", description="the engine on a CUDA card")
+    parser = argparse.ArgumentParser(
+        prog="python -m rooftune.engine.torch.gpu_check", description="the engine on a CUDA card"
+    )
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N, or cpu for a dry run (default: %(default)s)")
     parser.add_argument("--size", default="auto", choices=("auto", *SIZES), help="default: the largest that fits")
     parser.add_argument("--seconds", type=float, default=90.0, help="for measuring (default: %(default)s)")

@@ -5,9 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-
-from engine.step import IntArray
-from engine.torch.kv_store import KvStore, Numbers, as_numpy
+from rooftune.engine.step import IntArray
+from rooftune.engine.torch.kv_store import KvStore, Numbers, as_numpy
 
 # One gather of decode keys and values should stay in the second-level cache (2 MiB and more on current
 # server cores), so that attention reads it from there: measured, the copy then costs next to nothing.

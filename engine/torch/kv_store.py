@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy.typing as npt
 import torch
-
-from policies.errors import bad_value
+from rooftune.policies.errors import bad_value
 
 Numbers = npt.NDArray[Any]
 

@@ -6,17 +6,16 @@ import torch
 from huggingface_hub.errors import (  # type: ignore[import-not-found, unused-ignore] # absent beside the type checker
     StrictDataclassError,
 )
+from rooftune.engine.step import ModelFacts
+from rooftune.engine.torch.attention import NAME as ATTENTION
+from rooftune.engine.torch.kv_store import KvStore
+from rooftune.engine.torch.memory import auto_kv_blocks
+from rooftune.engine.torch.packed import can_pack, pack_linears
+from rooftune.engine.torch.runner import TorchRunner
+from rooftune.policies.errors import InputError, bad_value
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
-
-from engine.step import ModelFacts
-from engine.torch.attention import NAME as ATTENTION
-from engine.torch.kv_store import KvStore
-from engine.torch.memory import auto_kv_blocks
-from engine.torch.packed import can_pack, pack_linears
-from engine.torch.runner import TorchRunner
-from policies.errors import InputError, bad_value
 
 # Families whose attention is ours to replace: causal, grouped heads, at most a sliding window.
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -68,7 +67,7 @@ def make_runner(
 ) -> TorchRunner:
     """A runner for a model that is in memory already, on its device and in its dtype; sets its attention to ours.
 
-    pack: give its linear layers the layout of ``engine.torch.packed`` where that helps; nothing else can run the
+    pack: give its linear layers the layout of ``engine/torch/packed.py`` where that helps; nothing else can run the
     model as it was then.
     """
     config = model.config

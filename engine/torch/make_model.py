@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from rooftune.engine.models.catalog import check_target
+from rooftune.engine.models.corpus import made_up_text
+from rooftune.policies.errors import bad_value
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-from engine.models.catalog import check_target
-from engine.models.corpus import made_up_text
-from policies.errors import bad_value
 
 PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import torch
-
-from policies.errors import InfeasibleError
+from rooftune.policies.errors import InfeasibleError
 
 # On a CPU the memory belongs to others as well: a quarter of what is free, and no more than this.
 CPU_SHARE = 0.25

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 import numpy as np
-
-from engine.step import IntArray, Segment
-from engine.torch.geometry import StepGeometry
-from engine.torch.groups import GrowingGroups
+from rooftune.engine.step import IntArray, Segment
+from rooftune.engine.torch.geometry import StepGeometry
+from rooftune.engine.torch.groups import GrowingGroups
 
 
 class Onward:

@@ -1,22 +1,21 @@
 """Computes one step of our scheduler with a transformers model: their forward, our KV blocks."""
 
 import torch
+from rooftune.engine.step import ModelFacts, Sampling, Segment, StepBatch
+from rooftune.engine.torch.attention import STEP_ARGUMENT
+from rooftune.engine.torch.geometry import StepGeometry
+from rooftune.engine.torch.head import SlicedHead
+from rooftune.engine.torch.kv_store import KvStore
+from rooftune.engine.torch.masks import CausalMasks
+from rooftune.engine.torch.onward import Onward
+from rooftune.engine.torch.sampling import all_finite, draw, drawn_rows, greedy
 from transformers import PreTrainedModel
-
-from engine.step import ModelFacts, Sampling, Segment, StepBatch
-from engine.torch.attention import STEP_ARGUMENT
-from engine.torch.geometry import StepGeometry
-from engine.torch.head import SlicedHead
-from engine.torch.kv_store import KvStore
-from engine.torch.masks import CausalMasks
-from engine.torch.onward import Onward
-from engine.torch.sampling import all_finite, draw, drawn_rows, greedy
 
 
 class TorchRunner:
-    """A Runner (see ``engine.step``) over a causal language model that was set to our attention.
+    """A Runner (see ``rooftune.engine.step``) over a causal language model that was set to our attention.
 
-    Make it with ``engine.torch.load``. Not safe for two threads at once: the KV store is one.
+    Make it with ``rooftune.engine.torch.load``. Not safe for two threads at once: the KV store is one.
     """
 
     def __init__(self, model: PreTrainedModel, store: KvStore, facts: ModelFacts) -> None:

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
-
-from engine.step import IntArray, Sampling
+from rooftune.engine.step import IntArray, Sampling
 
 _MASK = (1 << 64) - 1
 # A smaller temperature is greedy in all but name, and dividing by it in float32 would leave nothing but NaN.

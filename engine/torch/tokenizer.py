@@ -3,16 +3,15 @@
 from collections.abc import Mapping, Sequence
 
 from jinja2.exceptions import TemplateError
+from rooftune.policies.errors import InputError
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
-
-from policies.errors import InputError
 
 # A template is a program that came with the model.
 _FAILURES = (TemplateError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError)
 
 
 class ModelTokenizer:
-    """Implements ``engine.server_text.Tokenizer``. Raises InputError for a tokenizer without a Rust part."""
+    """Implements ``rooftune.engine.server_text.Tokenizer``. Raises InputError for a tokenizer without a Rust part."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab_tokens: int) -> None:
         self.vocab_tokens = vocab_tokens

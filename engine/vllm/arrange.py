@@ -7,13 +7,13 @@ shown, a lower cap, a prefill that is passed over. ``Arranger.after`` takes all 
 
 from typing import Any
 
-from engine.vllm.knobs import NO_CAP, Knobs
-from engine.vllm.lists import WaitingOrder, by_admission, decodes_first, hide, unhide
-from engine.vllm.outlook import Lookout, Outlook, blocked, wanted_tokens
-from engine.vllm.probe import length_of
-from engine.vllm.records import Recorder
-from policies.packing import effective_chunk_cap
-from policies.request import FCFS, Setting
+from rooftune.engine.vllm.knobs import NO_CAP, Knobs
+from rooftune.engine.vllm.lists import WaitingOrder, by_admission, decodes_first, hide, unhide
+from rooftune.engine.vllm.outlook import Lookout, Outlook, blocked, wanted_tokens
+from rooftune.engine.vllm.probe import length_of
+from rooftune.engine.vllm.records import Recorder
+from rooftune.policies.packing import effective_chunk_cap
+from rooftune.policies.request import FCFS, Setting
 
 
 class Arranger:

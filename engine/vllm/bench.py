@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from policies.commands import Figure
-from policies.errors import MissingDataError, UnreachableError
-from policies.quantiles import median_interval
+from rooftune.policies.commands import Figure
+from rooftune.policies.errors import MissingDataError, UnreachableError
+from rooftune.policies.quantiles import median_interval
 
 ROOT = Path(__file__).resolve().parents[2]
 VARIABLE = "ROOFTUNE_VLLM_ENV"
@@ -77,7 +77,7 @@ def measure(short: bool) -> dict[str, Any]:
             "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_PLUGINS": "", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }  # fmt: skip
-        command = [str(python), "-m", "engine.vllm.bench_inside", folder, "short" if short else "full"]
+        command = [str(python), "-m", "rooftune.engine.vllm.bench_inside", folder, "short" if short else "full"]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         raise UnreachableError(f"vLLM did not get through the bench: {done.stderr.strip()[-600:]}")

@@ -1,4 +1,5 @@
-"""The measuring half of bench ``vllm-hook``, in vLLM's environment: ``python -m engine.vllm.bench_inside DIR short``.
+"""The measuring half of bench ``vllm-hook``, run there:
+``python -m rooftune.engine.vllm.bench_inside DIR short``.
 
 One vLLM engine in this process on a small random model. Rounds of the same requests with and without the hook follow
 each other in pairs, so that a busy machine meets both. Clocks stand outside and inside whatever the hook wraps: what
@@ -12,10 +13,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from engine.torch.make_model import Shape, random_llama, train_tokenizer
-from engine.vllm import plugin
-from engine.vllm.hook import WRAPPED, Hook
-from policies import wire
+from rooftune.engine.torch.make_model import Shape, random_llama, train_tokenizer
+from rooftune.engine.vllm import plugin
+from rooftune.engine.vllm.hook import WRAPPED, Hook
+from rooftune.policies import wire
 
 # Heads of 32, the least that vLLM takes on a CPU; steps of a few milliseconds, so that the share of the hook shows.
 SHAPE = Shape(layers=3, hidden=128, inner=256, heads=4, kv_heads=2, vocab_tokens=1024)

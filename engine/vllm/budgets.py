@@ -1,8 +1,8 @@
 """What a budget policy allows, asked in every step and worked out only when the answer may have changed."""
 
-from policies.budget import step_budget
-from policies.request import Boot, Setting
-from policies.step_time import StepModel
+from rooftune.policies.budget import step_budget
+from rooftune.policies.request import Boot, Setting
+from rooftune.policies.step_time import StepModel
 
 # Decode-only steps that one answer is tried to hold for.
 _AHEAD_STEPS = 16

@@ -3,10 +3,10 @@
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from engine.tuning_source import CHANGES, change, read
-from engine.vllm.hook import Hook
-from policies import wire
-from policies.errors import InputError
+from rooftune.engine.tuning_source import CHANGES, change, read
+from rooftune.engine.vllm.hook import Hook
+from rooftune.policies import wire
+from rooftune.policies.errors import InputError
 
 METHOD = "rooftune"
 

@@ -7,13 +7,13 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from engine.interface import ChangeKind
-from engine.protocol import NO_MODEL, About, Ring, TuningDesk
-from policies import wire
-from policies.envelope import Envelope
-from policies.lease import Lease
-from policies.request import Setting
-from policies.step_time import StepModel
+from rooftune.engine.interface import ChangeKind
+from rooftune.engine.protocol import NO_MODEL, About, Ring, TuningDesk
+from rooftune.policies import wire
+from rooftune.policies.envelope import Envelope
+from rooftune.policies.lease import Lease
+from rooftune.policies.request import Setting
+from rooftune.policies.step_time import StepModel
 
 # A planned step: when (s), budget and revision, sequences, decode tokens, decode context, running,
 # waiting, pool reading; of one that was not of decodes alone also prefill tokens, prefills, prefill context, attention

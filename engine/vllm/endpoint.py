@@ -15,18 +15,17 @@ from typing import Any
 
 import uvicorn
 from prometheus_client import REGISTRY
+from rooftune.engine.server_auth import SecretFile
+from rooftune.engine.server_errors import ApiError
+from rooftune.engine.server_run import bind_tcp, bind_unix
+from rooftune.engine.server_tuning import PREFIX, tuning_routes
+from rooftune.engine.tuning_source import Change, Read
+from rooftune.engine.vllm.core import METHOD
+from rooftune.engine.vllm.scrape import Series
+from rooftune.policies import wire
+from rooftune.policies.errors import InputError, bad_value
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
-
-from engine.server_auth import SecretFile
-from engine.server_errors import ApiError
-from engine.server_run import bind_tcp, bind_unix
-from engine.server_tuning import PREFIX, tuning_routes
-from engine.tuning_source import Change, Read
-from engine.vllm.core import METHOD
-from engine.vllm.scrape import Series
-from policies import wire
-from policies.errors import InputError, bad_value
 
 LOG = logging.getLogger("vllm.rooftune")
 TOKEN_FILE, PORT, SOCKET = "ROOFTUNE_TOKEN_FILE", "ROOFTUNE_TUNING_PORT", "ROOFTUNE_TUNING_SOCKET"

@@ -9,16 +9,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from engine.protocol import About
-from engine.vllm.arrange import Arranger
-from engine.vllm.budgets import Budgets
-from engine.vllm.desk import RowDesk
-from engine.vllm.knobs import Knobs
-from engine.vllm.lists import WaitingOrder
-from engine.vllm.probe import length_of, missing, pool_of, probe
-from engine.vllm.records import ARRIVED, ENDED, FOLDED, PLANNED, UPDATED, Recorder
-from policies.packing import effective_budget
-from policies.request import FIXED_BUDGET, Boot
+from rooftune.engine.protocol import About
+from rooftune.engine.vllm.arrange import Arranger
+from rooftune.engine.vllm.budgets import Budgets
+from rooftune.engine.vllm.desk import RowDesk
+from rooftune.engine.vllm.knobs import Knobs
+from rooftune.engine.vllm.lists import WaitingOrder
+from rooftune.engine.vllm.probe import length_of, missing, pool_of, probe
+from rooftune.engine.vllm.records import ARRIVED, ENDED, FOLDED, PLANNED, UPDATED, Recorder
+from rooftune.policies.packing import effective_budget
+from rooftune.policies.request import FIXED_BUDGET, Boot
 
 LOG = logging.getLogger("vllm.rooftune")  # below vLLM's own, so that it stands in the server's log
 

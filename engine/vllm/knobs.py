@@ -7,7 +7,7 @@ been checked against the envelope; ``max_num_batched_tokens`` sizes the worker's
 
 from typing import Any
 
-from policies.request import Setting
+from rooftune.policies.request import Setting
 
 NO_CAP = 1 << 60
 

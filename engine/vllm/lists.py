@@ -1,6 +1,6 @@
 """The order of vLLM's two lists: what runs and what waits. Pure over lists; requests are vLLM's own.
 
-The rules are ``policies.order``'s: preempted requests first, then those that have waited their aging time, then the
+The rules are ``policies/order.py``'s: preempted requests first, then those that have waited their aging time, then the
 policy's own order; decodes are always served before prefills.
 """
 
@@ -8,9 +8,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from engine.vllm.tracks import Track
-from policies.order import AGED, FIRST, IN_TIME, LATE
-from policies.request import DEADLINE, FCFS, Setting
+from rooftune.engine.vllm.tracks import Track
+from rooftune.policies.order import AGED, FIRST, IN_TIME, LATE
+from rooftune.policies.request import DEADLINE, FCFS, Setting
 
 Key = tuple[int, int, float, int]
 

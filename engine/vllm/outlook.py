@@ -1,6 +1,6 @@
 """What the next step would give to prefills under our caps and orders: looked at beforehand, nothing is changed.
 
-The same walks as ``policies.packing`` over vLLM's own requests; ``arrange`` brings about what they find.
+The same walks as ``rooftune.policies.packing`` over vLLM's own requests; ``arrange`` brings about what they find.
 """
 
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any
 
-from engine.vllm.lists import Key, prefill_key
-from engine.vllm.records import Recorder
-from policies.request import Setting
+from rooftune.engine.vllm.lists import Key, prefill_key
+from rooftune.engine.vllm.records import Recorder
+from rooftune.policies.request import Setting
 
 # Waiting requests looked at in one step; those behind them wait for the next.
 MOST_LOOKED_AT = 64

@@ -4,8 +4,8 @@ import functools
 import importlib
 from typing import Any
 
-from engine.vllm import core
-from engine.vllm.hook import hooked
+from rooftune.engine.vllm import core
+from rooftune.engine.vllm.hook import hooked
 
 _MARK = "_rooftune"
 

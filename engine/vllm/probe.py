@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.vllm.knobs import Knobs
-from policies import wire
-from policies.envelope import Envelope, KnobBound, Mode, full_bounds
-from policies.request import Setting
+from rooftune.engine.vllm.knobs import Knobs
+from rooftune.policies import wire
+from rooftune.policies.envelope import Envelope, KnobBound, Mode, full_bounds
+from rooftune.policies.request import Setting
 
 TESTED = (0, 32)
 KNOWN = range(27, 33)  # minor versions of 0.x whose scheduler has been read

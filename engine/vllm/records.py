@@ -13,8 +13,8 @@ from itertools import chain
 from threading import Lock
 from typing import Any
 
-from engine.vllm.desk import Row, RowDesk, Written
-from engine.vllm.tracks import TokenClock, Track
+from rooftune.engine.vllm.desk import Row, RowDesk, Written
+from rooftune.engine.vllm.tracks import TokenClock, Track
 
 # Kinds of notes, with what follows: a step (when, budget and revision, vLLM's output, running, waiting, pool reading),
 # its tokens (when, vLLM's output, answers), a request that came (it, when, wall clock) and one that ended (it, when;

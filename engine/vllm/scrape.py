@@ -11,13 +11,12 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
-
-from engine import metrics_names as names
-from engine.metrics_series import Histogram, StepTable
-from engine.server_errors import ApiError
-from engine.tuning_source import Read
-from policies import wire
-from policies.errors import InputError
+from rooftune.engine import metrics_names as names
+from rooftune.engine.metrics_series import Histogram, StepTable
+from rooftune.engine.server_errors import ApiError
+from rooftune.engine.tuning_source import Read
+from rooftune.policies import wire
+from rooftune.policies.errors import InputError
 
 LOG = logging.getLogger("vllm.rooftune")
 EVERY_S = 2.0

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence, Set
 from itertools import pairwise
 from typing import Any
 
-from engine.interface import FinishReason, RequestRecord
+from rooftune.engine.interface import FinishReason, RequestRecord
 
 # Trimmed from here on: 65,536 updates of half a megabyte together.
 _MOST_KEPT = 1 << 16

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from policies.errors import InputError
-from policies.step_time import StepModel, step_time
-from tuner.bench.a100_yi34b import FOLDER, bench, decode_ratio, fit_few, knee_interval, read_steps
-from tuner.model.samples import StepSamples
+from rooftune.policies.errors import InputError
+from rooftune.policies.step_time import StepModel, step_time
+from rooftune.tuner.bench.a100_yi34b import FOLDER, bench, decode_ratio, fit_few, knee_interval, read_steps
+from rooftune.tuner.model.samples import StepSamples
 
 TRUTH = StepModel(0.0, 0.001, 0.05, 0.0, 2e-4, 8e-9, 0.0)
 

@@ -8,10 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-
-from policies.errors import MissingDataError, UnreachableError
-from tuner.bench.children import Child, Children, Served, serve
-from tuner.bench.process_cost import children_of, cost_of
+from rooftune.policies.errors import MissingDataError, UnreachableError
+from rooftune.tuner.bench.children import Child, Children, Served, serve
+from rooftune.tuner.bench.process_cost import children_of, cost_of
 
 # A process that starts another, says so, and does not care to be asked to end.
 STUBBORN = """

@@ -7,15 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from tuner.bench.children import Children, serve
-from tuner.bench.controller_weight import _cycles, _searches
+from rooftune.tuner.bench.children import Children, serve
+from rooftune.tuner.bench.controller_weight import _cycles, _searches
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "transformers", "numba", "llvmlite", "optuna", "matplotlib", "scipy", "pandas")
 RUN = f"""
 import sys
-from tuner.cli import run
+from rooftune.tuner.cli import run
 import argparse
 parser = argparse.ArgumentParser()
 run.add_arguments(parser)

@@ -4,12 +4,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from policies.errors import RefusedError
-from policies.guard import Action, Reason
-from tests.control.cycle_records import hold, push
-from tuner.bench.live_gain import rounds_with_trials
-from tuner.bench.live_gain_plan import (
+from rooftune.policies.errors import RefusedError
+from rooftune.policies.guard import Action, Reason
+from rooftune.tuner.bench.live_gain import rounds_with_trials
+from rooftune.tuner.bench.live_gain_plan import (
     LONG_EVERY,
     Listed,
     Sizes,
@@ -22,7 +20,9 @@ from tuner.bench.live_gain_plan import (
     share_of_best,
     trial_cost,
 )
-from tuner.observe.rows import RequestRows
+from rooftune.tuner.observe.rows import RequestRows
+
+from tests.control.cycle_records import hold, push
 
 SIZES = Sizes((10, 50), (1000, 2000), (5, 9))
 

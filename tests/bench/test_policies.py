@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-
-from policies.request import DEADLINE, FCFS, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
-from tuner.bench.policies import DAY, SHOP, Case, bench, day, headline
-from tuner.bench.policies_families import (
+from rooftune.policies.request import DEADLINE, FCFS, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
+from rooftune.tuner.bench.policies import DAY, SHOP, Case, bench, day, headline
+from rooftune.tuner.bench.policies_families import (
     BUDGET,
     CHUNK_CAP,
     JOINT,
@@ -17,8 +16,8 @@ from tuner.bench.policies_families import (
     families,
     order_family,
 )
-from tuner.bench.policies_page import page
-from tuner.search.baselines import random_settings
+from rooftune.tuner.bench.policies_page import page
+from rooftune.tuner.search.baselines import random_settings
 
 
 def drawn(name: str, count: int = 60) -> list[Setting]:

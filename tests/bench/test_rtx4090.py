@@ -5,12 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from policies.errors import InputError
-from policies.step_time import StepCost
-from tuner.bench import rtx4090
-from tuner.bench.rtx4090_data import FOLDER, LAYERS, read_run
-from tuner.model.profile import read_profile
+from rooftune.policies.errors import InputError
+from rooftune.policies.step_time import StepCost
+from rooftune.tuner.bench import rtx4090
+from rooftune.tuner.bench.rtx4090_data import FOLDER, LAYERS, read_run
+from rooftune.tuner.model.profile import read_profile
 
 
 @pytest.fixture(scope="module")

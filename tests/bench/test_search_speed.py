@@ -3,9 +3,8 @@
 import os
 
 import pytest
-
-from policies.errors import UnreachableError
-from tuner.bench.search_speed import IN_FORCE, bench, command_times, live_job, made, research_times
+from rooftune.policies.errors import UnreachableError
+from rooftune.tuner.bench.search_speed import IN_FORCE, bench, command_times, live_job, made, research_times
 
 pytestmark = pytest.mark.slow
 

@@ -1,11 +1,10 @@
 """The grid's points that are given up early are not the best: a whole replay of each says the same."""
 
 import pytest
-
-from tuner.bench.mixes import DEFAULT, ENGINE, GIANTS, MODEL, SLO, mix
-from tuner.bench.search_vs_grid import SHORT_BUDGETS, SHORT_CAPS, grid_best, surely_failed
-from tuner.search.arena import Arena
-from tuner.search.evaluation import Role
+from rooftune.tuner.bench.mixes import DEFAULT, ENGINE, GIANTS, MODEL, SLO, mix
+from rooftune.tuner.bench.search_vs_grid import SHORT_BUDGETS, SHORT_CAPS, grid_best, surely_failed
+from rooftune.tuner.search.arena import Arena
+from rooftune.tuner.search.evaluation import Role
 
 
 @pytest.mark.slow

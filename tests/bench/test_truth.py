@@ -5,10 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
-
-from policies.commands import Figure
-from policies.errors import InputError
-from tuner.bench.truth import BENCHES, PAGE, main, page, read_figures
+from rooftune.policies.commands import Figure
+from rooftune.policies.errors import InputError
+from rooftune.tuner.bench.truth import BENCHES, PAGE, main, page, read_figures
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "truth.md"
 FIGURES = {
@@ -75,7 +74,7 @@ def test_figures_come_from_files_as_the_benches_print_them(tmp_path: Path, capsy
 
 
 def test_the_committed_page_has_the_words_of_today() -> None:
-    """Whoever changes the words runs the benches again: python -m tuner.bench.truth docs/truth.md"""
+    """Whoever changes the words runs the benches again: python -m rooftune.tuner.bench.truth docs/truth.md"""
     words = re.split(r"\[\[[^\]]+\]\]", PAGE.read_text())
     committed = DOCS.read_text()
     place = 0

@@ -5,13 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from policies.errors import InputError
-from tuner.bench.truth_why_speed import NAMES, SPEEDS, Grid, allowed_speeds, like_steps
-from tuner.bench.vllm_sweep import SEEDS
-from tuner.bench.vllm_sweep_data import Case
-from tuner.bench.vllm_sweep_judge import SHARES
-from tuner.model.samples import StepSamples
+from rooftune.policies.errors import InputError
+from rooftune.tuner.bench.truth_why_speed import NAMES, SPEEDS, Grid, allowed_speeds, like_steps
+from rooftune.tuner.bench.vllm_sweep import SEEDS
+from rooftune.tuner.bench.vllm_sweep_data import Case
+from rooftune.tuner.bench.vllm_sweep_judge import SHARES
+from rooftune.tuner.model.samples import StepSamples
 
 CASE = Case("b", 64, 0)
 

@@ -6,18 +6,18 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from policies.errors import MissingDataError
-from tuner.bench.vllm_bed import cpu_dtype, visible, vllm_python
+from rooftune.policies.errors import MissingDataError
+from rooftune.tuner.bench.vllm_bed import cpu_dtype, visible, vllm_python
 
 LOOK = """
 import sys
 from importlib.metadata import entry_points, version
-import policies.errors, engine, tuner
+from rooftune import engine, policies, tuner
+from rooftune.policies import errors
 print(version("rooftune"))
 for group in ("vllm.general_plugins", "vllm.endpoint_plugins"):
     print(*sorted({point.value for point in entry_points(group=group) if point.name == "rooftune"}))
-print(policies.errors.__file__)
+print(errors.__file__)
 """
 
 
@@ -32,16 +32,15 @@ def test_without_the_environment_it_says_so_and_how_to_get_it(tmp_path: Path) ->
 
 def test_another_interpreter_finds_the_hook_and_only_what_is_ours(tmp_path: Path) -> None:
     links = visible(tmp_path / "links")
-    assert sorted(path.name.partition("-")[0] for path in links.iterdir()) == [
-        "engine", "policies", "rooftune", "tuner",
-    ]  # fmt: skip
+    assert sorted(path.name.partition("-")[0] for path in links.iterdir()) == ["rooftune", "rooftune"]
+    assert sorted(path.name for path in (links / "rooftune").iterdir()) == ["engine", "policies", "tuner"]
     environment = os.environ | {"PYTHONPATH": str(links)}
     done = subprocess.run(
         [sys.executable, "-c", LOOK], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
     _, general, endpoint, where = done.stdout.split()
-    assert (general, endpoint) == ("engine.vllm.plugin:register", "engine.vllm.endpoint:TuningPlugin")
+    assert (general, endpoint) == ("rooftune.engine.vllm.plugin:register", "rooftune.engine.vllm.endpoint:TuningPlugin")
     assert where.startswith(str(links))
 
 

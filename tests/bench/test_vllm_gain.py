@@ -7,16 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-
-from policies import wire
-from policies.errors import RefusedError
-from tests.control.cycle_records import hold, push
-from tests.ports.samples import state
-from tuner.bench import vllm_gain
-from tuner.bench.live_gain import Swept
-from tuner.bench.live_gain_plan import Listed, Round
-from tuner.bench.vllm_bed import BOOT_TOKENS, DEFAULT
-from tuner.bench.vllm_gain import (
+from rooftune.policies import wire
+from rooftune.policies.errors import RefusedError
+from rooftune.tuner.bench import vllm_gain
+from rooftune.tuner.bench.live_gain import Swept
+from rooftune.tuner.bench.live_gain_plan import Listed, Round
+from rooftune.tuner.bench.vllm_bed import BOOT_TOKENS, DEFAULT
+from rooftune.tuner.bench.vllm_gain import (
     FULL,
     MOST_PUSHES,
     SHORT,
@@ -29,8 +26,11 @@ from tuner.bench.vllm_gain import (
     kill,
     targets,
 )
-from tuner.config import load_config
-from tuner.control.outcome import CycleRecord
+from rooftune.tuner.config import load_config
+from rooftune.tuner.control.outcome import CycleRecord
+
+from tests.control.cycle_records import hold, push
+from tests.ports.samples import state
 
 N = 8
 

@@ -10,15 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from policies.errors import RefusedError
-from policies.quantiles import weighted_quantile
-from policies.request import Boot, FloatArray, Setting
-from policies.step_time import StepModel
-from tests.ports.samples import state
-from tuner.bench.live_gain_plan import Sizes, listed
-from tuner.bench.vllm_prediction import FULL, SHORT, Size, engine_of, name_of
-from tuner.bench.vllm_prediction_twin import (
+from rooftune.policies.errors import RefusedError
+from rooftune.policies.quantiles import weighted_quantile
+from rooftune.policies.request import Boot, FloatArray, Setting
+from rooftune.policies.step_time import StepModel
+from rooftune.tuner.bench.live_gain_plan import Sizes, listed
+from rooftune.tuner.bench.vllm_prediction import FULL, SHORT, Size, engine_of, name_of
+from rooftune.tuner.bench.vllm_prediction_twin import (
     FIGURES,
     figures_of,
     follows,
@@ -30,15 +28,17 @@ from tuner.bench.vllm_prediction_twin import (
     step_mape,
     traffic_of,
 )
-from tuner.bench.vllm_sweep import ENGINE as RECORDED
-from tuner.bench.vllm_sweep_data import cases
-from tuner.bench.vllm_sweep_judge import Judged
-from tuner.model.samples import join
-from tuner.observe.rows import RequestRows, StepRows
-from tuner.sim.engine import Engine
-from tuner.sim.result import RunResult
-from tuner.sim.twin import simulate
-from tuner.sim.workload import Traffic
+from rooftune.tuner.bench.vllm_sweep import ENGINE as RECORDED
+from rooftune.tuner.bench.vllm_sweep_data import cases
+from rooftune.tuner.bench.vllm_sweep_judge import Judged
+from rooftune.tuner.model.samples import join
+from rooftune.tuner.observe.rows import RequestRows, StepRows
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.result import RunResult
+from rooftune.tuner.sim.twin import simulate
+from rooftune.tuner.sim.workload import Traffic
+
+from tests.ports.samples import state
 
 MODEL = StepModel(0.002, 1e-4, 0.004, 0.0, 1e-4, 0.0, 0.0)
 ENGINE = Engine(Boot(2048, 16, chunking=1, reserve_whole_prompt=1, contents=0, keep_decodes_moving=1), 100_000, 64)

@@ -4,12 +4,11 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import numpy as np
-
-from policies.commands import COMMAND_GROUP
-from tuner.cli.main import main
+from rooftune.policies.commands import COMMAND_GROUP
+from rooftune.tuner.cli.main import main
 
 POINTS = {
-    name: EntryPoint(name, f"tuner.cli.{name}:COMMAND", COMMAND_GROUP)
+    name: EntryPoint(name, f"rooftune.tuner.cli.{name}:COMMAND", COMMAND_GROUP)
     for name in ("capacity", "recommend", "simulate", "sweep")
 }
 HEAD = "arrival_s,prompt_tokens,output_tokens,tenant\n"

@@ -7,13 +7,12 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-
-from policies.commands import BENCH_GROUP, Figure
-from policies.errors import InputError
-from tuner.bench.data import need_shared_data
-from tuner.bench.frame import json_line, table
-from tuner.cli import bench
-from tuner.cli.main import main
+from rooftune.policies.commands import BENCH_GROUP, Figure
+from rooftune.policies.errors import InputError
+from rooftune.tuner.bench.data import need_shared_data
+from rooftune.tuner.bench.frame import json_line, table
+from rooftune.tuner.cli import bench
+from rooftune.tuner.cli.main import main
 
 
 def quick(short: bool) -> Iterator[Figure]:

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from rooftune.tuner.report.replay_record import CapacityRecord
 
 from tests.cli.commands import rooftune, write_mix
-from tuner.report.replay_record import CapacityRecord
 
 TARGETS = ("--ttft-p99", "4s", "--gap-p99", "50ms")
 

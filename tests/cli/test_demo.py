@@ -14,20 +14,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rooftune.policies.commands import COMMAND_GROUP
+from rooftune.policies.errors import InputError, RefusedError
+from rooftune.policies.guard import Action, Reason
+from rooftune.policies.request import Setting
+from rooftune.tuner.cli.demo_plan import DOCUMENT_EVERY, Bounds, Plan, Speed, bounds_of, plan_of, traffic_csv
+from rooftune.tuner.cli.demo_probe import speed_of
+from rooftune.tuner.cli.demo_story import Follower, asked_for, closing, happened, opening, settled, status
+from rooftune.tuner.cli.main import main
+from rooftune.tuner.control.face_log import outcome_fields
+from rooftune.tuner.control.outcome import CycleReason
 
-from policies.commands import COMMAND_GROUP
-from policies.errors import InputError, RefusedError
-from policies.guard import Action, Reason
-from policies.request import Setting
 from tests.bench.test_children import gone
 from tests.control.cycle_records import figures, fit, hold, push, verify
 from tests.control.fake_window import MODEL, Ask, chat, run
-from tuner.cli.demo_plan import DOCUMENT_EVERY, Bounds, Plan, Speed, bounds_of, plan_of, traffic_csv
-from tuner.cli.demo_probe import speed_of
-from tuner.cli.demo_story import Follower, asked_for, closing, happened, opening, settled, status
-from tuner.cli.main import main
-from tuner.control.face_log import outcome_fields
-from tuner.control.outcome import CycleReason
 
 ROOT = Path(__file__).resolve().parents[2]
 LAPTOP, CARD = Speed(0.02, 5e-4), Speed(0.003, 2e-5)
@@ -145,7 +145,7 @@ def test_the_opening_has_a_line_to_chat_with() -> None:
 
 
 def start(folder: Path, *words: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "tuner.cli.main", "demo", "--model", "fake:8b-2tbs"]
+    command = [sys.executable, "-m", "rooftune.tuner.cli.main", "demo", "--model", "fake:8b-2tbs"]
     places = ["--work", str(folder / "work"), "--out", str(folder / "report")]
     return subprocess.Popen(
         [*command, *places, *words],
@@ -202,7 +202,7 @@ def test_it_ends_with_everything_it_started(tmp_path: Path, kind: signal.Signals
 
 
 def test_a_second_demo_leaves_the_first_ones_folder_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    points = {"demo": EntryPoint("demo", "tuner.cli.demo:COMMAND", COMMAND_GROUP)}
+    points = {"demo": EntryPoint("demo", "rooftune.tuner.cli.demo:COMMAND", COMMAND_GROUP)}
     (tmp_path / "token").write_text("of the first one")
     first = os.open(tmp_path, os.O_RDONLY)
     try:
@@ -219,7 +219,7 @@ def test_a_second_demo_leaves_the_first_ones_folder_alone(tmp_path: Path, capsys
 def test_bad_flags_are_one_line_and_start_nothing(
     words: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    points = {"demo": EntryPoint("demo", "tuner.cli.demo:COMMAND", COMMAND_GROUP)}
+    points = {"demo": EntryPoint("demo", "rooftune.tuner.cli.demo:COMMAND", COMMAND_GROUP)}
     assert main(["demo", "--model", "fake:8b-2tbs", "--work", str(tmp_path), *words], points) == 2
     shown = capsys.readouterr()
     assert shown.err.count("\n") == 1 and named in shown.err and shown.out == ""

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from policies.step_time import NAMED_MODELS
-from tuner.cli.traffic_flags import read_draws
-from tuner.model.draws import DRAWS
-from tuner.model.model_file import ModelFile, write_model_file
+from rooftune.policies.step_time import NAMED_MODELS
+from rooftune.tuner.cli.traffic_flags import read_draws
+from rooftune.tuner.model.draws import DRAWS
+from rooftune.tuner.model.model_file import ModelFile, write_model_file
 
 MODEL = NAMED_MODELS["8b-2tbs"]
 

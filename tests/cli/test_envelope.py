@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rooftune.policies.commands import COMMAND_GROUP
+from rooftune.tuner.cli.main import main
 
-from policies.commands import COMMAND_GROUP
-from tuner.cli.main import main
-
-POINTS = {"envelope": EntryPoint("envelope", "tuner.cli.envelope:COMMAND", COMMAND_GROUP)}
+POINTS = {"envelope": EntryPoint("envelope", "rooftune.tuner.cli.envelope:COMMAND", COMMAND_GROUP)}
 RTX4090 = ("--vllm", "0.32.0", "--card-memory", "24564MiB", "--card-name", "NVIDIA GeForce RTX 4090")
 RTX4090 += ("--model-tokens", "8192")
 QWEN3_8B = {

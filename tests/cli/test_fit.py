@@ -8,21 +8,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rooftune.policies.commands import COMMAND_GROUP
+from rooftune.policies.step_time import NAMED_MODELS, StepCost
+from rooftune.tuner.bench.knee_synthetic import make_steps
+from rooftune.tuner.cli.main import main
+from rooftune.tuner.model.model_file import load_step_model, read_model_file
+from rooftune.tuner.model.sample_file import write_steps
+from rooftune.tuner.model.warm import seen_before
 
-from policies.commands import COMMAND_GROUP
-from policies.step_time import NAMED_MODELS, StepCost
 from tests.model.test_profile import write_profile
-from tuner.bench.knee_synthetic import make_steps
-from tuner.cli.main import main
-from tuner.model.model_file import load_step_model, read_model_file
-from tuner.model.sample_file import write_steps
-from tuner.model.warm import seen_before
 
 TRUTH = NAMED_MODELS["8b-2tbs"]
 
 
 def fit(*words: str) -> int:
-    return main(["fit", *words], {"fit": EntryPoint("fit", "tuner.cli.fit:COMMAND", COMMAND_GROUP)})
+    return main(["fit", *words], {"fit": EntryPoint("fit", "rooftune.tuner.cli.fit:COMMAND", COMMAND_GROUP)})
 
 
 @pytest.fixture

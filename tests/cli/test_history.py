@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from rooftune.tuner.control import wishes
+from rooftune.tuner.control.outcome import CycleRecord
+from rooftune.tuner.control.state import StateFile
 
 from tests.cli.controller import filled, rooftune
 from tests.control.cycle_records import hold
-from tuner.control import wishes
-from tuner.control.outcome import CycleRecord
-from tuner.control.state import StateFile
 
 HISTORY = """\
 cycle  at                    action         reason         in targets  good/s  setting

@@ -11,13 +11,12 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-
-from policies.commands import COMMAND_GROUP, EXIT_INTERRUPTED, Command
-from policies.errors import InfeasibleError, InputError, UnreachableError
-from tuner.cli.main import EXIT_DEFECT, main
-from tuner.cli.registry import missing_extra
-from tuner.report.build import traffic_part
-from tuner.sim.traces import load_traffic
+from rooftune.policies.commands import COMMAND_GROUP, EXIT_INTERRUPTED, Command
+from rooftune.policies.errors import InfeasibleError, InputError, UnreachableError
+from rooftune.tuner.cli.main import EXIT_DEFECT, main
+from rooftune.tuner.cli.registry import missing_extra
+from rooftune.tuner.report.build import traffic_part
+from rooftune.tuner.sim.traces import load_traffic
 
 ERRORS: dict[str, BaseException | int] = {
     "done": 0,
@@ -28,7 +27,7 @@ ERRORS: dict[str, BaseException | int] = {
     "defect": ZeroDivisionError("oops"),
     "interrupt": KeyboardInterrupt(),
     "torch-missing": ModuleNotFoundError("No module named 'torch'", name="torch"),
-    "own-missing": ModuleNotFoundError("No module named 'tuner.nowhere'", name="tuner.nowhere"),
+    "own-missing": ModuleNotFoundError("No module named 'rooftune.tuner.nowhere'", name="rooftune.tuner.nowhere"),
 }
 
 
@@ -71,9 +70,7 @@ def test_outcome_becomes_code_and_one_line(
     assert said.count("\n") == (1 if words else 0)
 
 
-def test_trace_shows_where_a_defect_arose(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trace_shows_where_a_defect_arose(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROOFTUNE_TRACE", "1")
     assert main(["fake", "defect"], POINTS) == EXIT_DEFECT
     assert "in _run" in capsys.readouterr().err
@@ -136,7 +133,7 @@ def test_every_installed_command_has_a_help_line(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize("flag", ["--help", "--version"])
 def test_overview_imports_nothing_heavy(flag: str) -> None:
     program = (
-        "import sys; from tuner.cli.main import main; main([sys.argv[1]]);"
+        "import sys; from rooftune.tuner.cli.main import main; main([sys.argv[1]]);"
         "print(sorted({'numba', 'optuna', 'torch', 'matplotlib', 'numpy', 'pydantic'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program, flag], capture_output=True, text=True, check=True)
@@ -144,7 +141,7 @@ def test_overview_imports_nothing_heavy(flag: str) -> None:
 
 
 def test_reader_that_leaves_is_quiet() -> None:
-    program = "import sys; from tuner.cli.main import main; sys.exit(main(['--help']))"
+    program = "import sys; from rooftune.tuner.cli.main import main; sys.exit(main(['--help']))"
     command = f"'{sys.executable}' -c \"{program}\" | true; echo ${{PIPESTATUS[0]}}"
     for _ in range(3):  # `true` may read nothing before it ends, or end too late to be noticed
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
@@ -155,7 +152,7 @@ def test_reader_that_leaves_is_quiet() -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_full_disk_is_one_line_and_3(unbuffered: str) -> None:
-    program = "import sys; from tuner.cli.main import main; sys.exit(main(['--help']))"
+    program = "import sys; from rooftune.tuner.cli.main import main; sys.exit(main(['--help']))"
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with open("/dev/full", "w") as full:
         done = subprocess.run(
@@ -173,7 +170,11 @@ def test_full_disk_is_one_line_and_3(unbuffered: str) -> None:
 
 @pytest.mark.parametrize(
     ("library", "module", "extra"),
-    [("torch", "engine.cli", "engine"), ("numba", "tuner.cli.recommend", "tuner"), ("sched_sim", "tuner.x", "dev")],
+    [
+        ("torch", "rooftune.engine.cli", "engine"),
+        ("numba", "rooftune.tuner.cli.recommend", "tuner"),
+        ("sched_sim", "rooftune.tuner.x", "dev"),
+    ],
 )
 def test_extra_follows_the_side_of_the_command(library: str, module: str, extra: str) -> None:
     error = ModuleNotFoundError(f"No module named {library!r}", name=f"{library}.inner")
@@ -190,7 +191,7 @@ def test_a_wrong_flag_is_one_line_that_names_the_help(capsys: pytest.CaptureFixt
 
 
 def test_the_extra_of_the_server_is_named_for_what_only_the_server_needs() -> None:
-    point = EntryPoint("serve", "engine.cli:SERVE", COMMAND_GROUP)
+    point = EntryPoint("serve", "rooftune.engine.cli:SERVE", COMMAND_GROUP)
     for module, extra in (("starlette", "serve"), ("torch", "engine")):
         explained = missing_extra(ModuleNotFoundError(name=module), point)
         assert explained is not None and f"rooftune[{extra}]" in str(explained)
@@ -198,8 +199,8 @@ def test_the_extra_of_the_server_is_named_for_what_only_the_server_needs() -> No
 
 def test_sigterm_leaves_as_little_behind_as_ctrl_c(tmp_path: Path) -> None:
     code = (
-        "import signal, sys, time, os, threading; from tuner.cli import main as m\n"
-        "from tuner.report.folder import report_folder; from pathlib import Path\n"
+        "import signal, sys, time, os, threading; from rooftune.tuner.cli import main as m\n"
+        "from rooftune.tuner.report.folder import report_folder; from pathlib import Path\n"
         f"out = Path({str(tmp_path / 'out')!r})\n"
         "def work(words, points):\n"
         "    with report_folder(out):\n"
@@ -212,7 +213,7 @@ def test_sigterm_leaves_as_little_behind_as_ctrl_c(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-CALL = "import sys; from tuner.cli.main import main; sys.argv[1:] = {words!r}; sys.exit(main())"
+CALL = "import sys; from rooftune.tuner.cli.main import main; sys.argv[1:] = {words!r}; sys.exit(main())"
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
@@ -233,7 +234,7 @@ def test_an_error_that_nobody_can_read_keeps_its_code() -> None:
 
 
 def test_what_an_encoding_lacks_is_an_escape_that_json_reads_too() -> None:
-    program = "from tuner.cli import main as m; import sys\n" + (
+    program = "from rooftune.tuner.cli import main as m; import sys\n" + (
         "m._dispatch = lambda words, points: print('\"\\u2192\\xb1\\U0001f600\"') or 0; sys.exit(m.main())"
     )
     plain = {**os.environ, "PYTHONIOENCODING": "ascii"}
@@ -261,7 +262,7 @@ def test_a_signal_inside_a_finalizer_ends_the_command_all_the_same(name: str, co
     """Python drops whatever is raised there."""
     (tmp_path / "lossy.py").write_text(
         "import signal, sys, time\n"
-        "from tuner.cli import main as entry\n"
+        "from rooftune.tuner.cli import main as entry\n"
         "class Lossy:\n"
         f"    def __del__(self): signal.raise_signal(signal.{name}); time.sleep(0)\n"
         "def dispatch(words, points):\n"
@@ -295,22 +296,32 @@ sys.meta_path.insert(0, Press())
 """
 
 
-@pytest.mark.parametrize("name", ["tuner.cli.main", "policies.commands", "tuner.cli.registry", "tuner.cli.simulate"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rooftune.tuner.cli.main",
+        "rooftune.policies.commands",
+        "rooftune.tuner.cli.registry",
+        "rooftune.tuner.cli.simulate",
+    ],
+)
 def test_ctrl_c_while_modules_are_read_is_one_line(name: str) -> None:
     done = _at_once(["simulate", "--help"], PRESSED.format(name=name))
     assert (done.returncode, done.stderr, done.stdout) == (EXIT_INTERRUPTED, "rooftune: interrupted\n", "")
 
 
 def test_an_ignored_ctrl_c_stays_ignored() -> None:
-    done = _at_once(["--version"], "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)" + PRESSED.format(
-        name="tuner.cli.registry"
-    ))
+    done = _at_once(
+        ["--version"],
+        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+        + PRESSED.format(name="rooftune.tuner.cli.registry"),
+    )
     assert done.returncode == 0 and done.stderr == ""
 
 
 def test_one_more_ctrl_c_while_the_first_is_answered_prints_nothing() -> None:
     twice = (
-        "import signal, tuner.cli.main as inner\n"
+        "import signal, rooftune.tuner.cli.main as inner\n"
         "def press(*_): signal.raise_signal(signal.SIGINT)\n"
         "inner._dispatch, inner._fail = press, press"
     )

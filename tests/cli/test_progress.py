@@ -4,9 +4,8 @@ import io
 from pathlib import Path
 
 import pytest
-
-from tuner.cli import progress
-from tuner.cli.progress import COMPILING, Progress, twin_is_compiled, warm_twin
+from rooftune.tuner.cli import progress
+from rooftune.tuner.cli.progress import COMPILING, Progress, twin_is_compiled, warm_twin
 
 
 class _Terminal(io.StringIO):

@@ -6,12 +6,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from rooftune.policies.errors import InputError, UnreachableError
+from rooftune.tuner.cli.search_flags import check_storage
+from rooftune.tuner.record import record_from_json
+from rooftune.tuner.report.folder import report_files
 
-from policies.errors import InputError, UnreachableError
 from tests.cli.commands import HEAD, rooftune, write_mix
-from tuner.cli.search_flags import check_storage
-from tuner.record import record_from_json
-from tuner.report.folder import report_files
 
 NAMES = {"index.html", "report.md", "report.json"}
 TARGETS = ("--ttft-p99", "4s", "--gap-p99", "50ms")
@@ -172,7 +172,7 @@ def test_unwritable_folder_is_refused_before_the_search(
     mix: Path, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("mine")
-    monkeypatch.setattr("tuner.cli.recommend.recommend", lambda *args, **named: pytest.fail("the search ran"))
+    monkeypatch.setattr("rooftune.tuner.cli.recommend.recommend", lambda *args, **named: pytest.fail("the search ran"))
     _refused(_words(mix, *TARGETS), tmp_path / place, capsys, "--out")
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -183,7 +183,7 @@ def test_a_failure_in_the_search_leaves_no_folder(
     def stopped(*args: object, **named: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tuner.cli.recommend.recommend", stopped)
+    monkeypatch.setattr("rooftune.tuner.cli.recommend.recommend", stopped)
     assert rooftune(*_words(mix, *TARGETS, "--out", tmp_path / "out")) == 130
     assert not (tmp_path / "out").exists()
 
@@ -251,7 +251,7 @@ def test_an_empty_out_is_refused_and_writes_nowhere(
     mix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tuner.cli.recommend.recommend", lambda *args, **named: pytest.fail("the search ran"))
+    monkeypatch.setattr("rooftune.tuner.cli.recommend.recommend", lambda *args, **named: pytest.fail("the search ran"))
     before = sorted(tmp_path.rglob("*"))
     assert rooftune(*_words(mix, *TARGETS), "--out", "", "--quiet") == 2
     assert "--out is empty" in capsys.readouterr().err and sorted(tmp_path.rglob("*")) == before

@@ -4,16 +4,16 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from rooftune.policies.commands import COMMAND_GROUP, Terminated
+from rooftune.tuner.cli import record_steps
+from rooftune.tuner.cli.main import main
+from rooftune.tuner.clock import ManualClock
+from rooftune.tuner.model.sample_file import read_steps
+from rooftune.tuner.observe.protocol import ProtocolReader
 
-from policies.commands import COMMAND_GROUP, Terminated
 from tests.observe.fake_port import FakePort, broken
-from tuner.cli import record_steps
-from tuner.cli.main import main
-from tuner.clock import ManualClock
-from tuner.model.sample_file import read_steps
-from tuner.observe.protocol import ProtocolReader
 
-POINTS = {"record-steps": EntryPoint("record-steps", "tuner.cli.record_steps:COMMAND", COMMAND_GROUP)}
+POINTS = {"record-steps": EntryPoint("record-steps", "rooftune.tuner.cli.record_steps:COMMAND", COMMAND_GROUP)}
 
 
 def with_steps(count: int, **more: int) -> FakePort:

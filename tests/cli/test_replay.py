@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rooftune.policies.commands import COMMAND_GROUP
+from rooftune.tuner.cli.main import main
+from rooftune.tuner.replay.result_file import ReplayResult, read_result
 
-from policies.commands import COMMAND_GROUP
 from tests.replay.stub import DONE, Asked, begin, plain, stub_server, token, usage, whole
-from tuner.cli.main import main
-from tuner.replay.result_file import ReplayResult, read_result
 
-POINTS = {"replay": EntryPoint("replay", "tuner.cli.replay:COMMAND", COMMAND_GROUP)}
+POINTS = {"replay": EntryPoint("replay", "rooftune.tuner.cli.replay:COMMAND", COMMAND_GROUP)}
 HEAD = "arrival_s,prompt_tokens,output_tokens,tenant\n"
 
 
@@ -255,9 +255,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("words", "named"), BAD, ids=[" ".join(words) for words, _ in BAD])
-def test_bad_flags_are_one_line_and_exit_2(
-    words: list[str], named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_flags_are_one_line_and_exit_2(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     url = [] if "--url" in words else ["--url", "http://127.0.0.1:9"]
     assert replay(*url, *words) == 2
     shown = capsys.readouterr().err

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rooftune.tuner.cli import run as run_command
+from rooftune.tuner.clock import ManualClock
+from rooftune.tuner.config import Config, json_schema
+from rooftune.tuner.control.state import StateFile
+from rooftune.tuner.control.state_lock import FolderLock
 
-import tuner.cli.run
 from tests.cli.controller import rooftune
-from tuner.clock import ManualClock
-from tuner.config import Config, json_schema
-from tuner.control.state import StateFile
-from tuner.control.state_lock import FolderLock
 
 NOBODY = "http://127.0.0.1:9"  # the discard port: nothing listens there
 
@@ -86,7 +86,7 @@ def test_flags_reach_the_controller(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         calls.append((config, rest))
         return 7
 
-    monkeypatch.setattr(tuner.cli.run, "run_controller", instead)
+    monkeypatch.setattr(run_command, "run_controller", instead)
     (tmp_path / "c.yaml").write_text("engine: {url: 'http://h:1'}\nprofile: chat\nstate: s\n")
     assert (
         rooftune("run", "--config", "c.yaml", "--mode", "live", "--engine", NOBODY, "--cycles", 5, "--report", "r") == 7

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from rooftune.policies.errors import InputError
+from rooftune.tuner.cli.sweep import parse_counts
 
-from policies.errors import InputError
 from tests.cli.commands import rooftune, write_mix
-from tuner.cli.sweep import parse_counts
 
 BASE = ("--step-model", "8b-2tbs", "--ttft-p99", "4s", "--gap-p99", "50ms")
 

@@ -1,9 +1,8 @@
 """Values as people write them."""
 
 import pytest
-
-from policies.errors import InputError
-from tuner.cli.values import (
+from rooftune.policies.errors import InputError
+from rooftune.tuner.cli.values import (
     parse_burst,
     parse_count,
     parse_duration,
@@ -14,15 +13,22 @@ from tuner.cli.values import (
     parse_rate_scale,
     parse_share,
 )
-from tuner.sim.lengths import Constant, Exponential, LogNormal, Uniform
-from tuner.sim.reshape import Burst
+from rooftune.tuner.sim.lengths import Constant, Exponential, LogNormal, Uniform
+from rooftune.tuner.sim.reshape import Burst
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("2s", 2.0), ("30ms", 0.03), ("1.5m", 90.0), ("0.03s", 0.03), ("250us", 0.00025),
-        ("2h", 7200.0), ("1d", 86400.0), (" 7 ms ", 0.007), ("1e3s", 1000.0),
+        ("2s", 2.0),
+        ("30ms", 0.03),
+        ("1.5m", 90.0),
+        ("0.03s", 0.03),
+        ("250us", 0.00025),
+        ("2h", 7200.0),
+        ("1d", 86400.0),
+        (" 7 ms ", 0.007),
+        ("1e3s", 1000.0),
     ],
 )
 def test_durations(text: str, seconds: float) -> None:

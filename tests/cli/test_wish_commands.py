@@ -8,21 +8,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rooftune.policies import wire
+from rooftune.policies.errors import UnreachableError
+from rooftune.tuner.cli import face_client
+from rooftune.tuner.clock import SystemClock
+from rooftune.tuner.config import TokenFile
+from rooftune.tuner.control import wishes
+from rooftune.tuner.control.face import Face
+from rooftune.tuner.control.face_log import EventLog
+from rooftune.tuner.control.face_view import About
+from rooftune.tuner.control.state import StateFile
 
-from policies import wire
-from policies.errors import UnreachableError
 from tests.cli.controller import rooftune
 from tests.control.cycle_records import push
 from tests.ports.samples import TAKEN, refusal
 from tests.ports.scripted import Script, Scripted, answer, message, scripted
-from tuner.cli import face_client
-from tuner.clock import SystemClock
-from tuner.config import TokenFile
-from tuner.control import wishes
-from tuner.control.face import Face
-from tuner.control.face_log import EventLog
-from tuner.control.face_view import About
-from tuner.control.state import StateFile
 
 TOKEN = "t" * 20
 

@@ -8,13 +8,20 @@ from typing import Any, get_args
 import pytest
 import yaml
 from pydantic import BaseModel
-
-from policies.limits import GuardLimits
-from policies.targets import PROFILES
-from policies.verify import RollbackThresholds
-from tuner.config import Config, EngineSection, GuardSection, RollbackSection, TokenFile, json_schema, load_config
-from tuner.config.sections import SearchKnob
-from tuner.search.space import EVERYTHING
+from rooftune.policies.limits import GuardLimits
+from rooftune.policies.targets import PROFILES
+from rooftune.policies.verify import RollbackThresholds
+from rooftune.tuner.config import (
+    Config,
+    EngineSection,
+    GuardSection,
+    RollbackSection,
+    TokenFile,
+    json_schema,
+    load_config,
+)
+from rooftune.tuner.config.sections import SearchKnob
+from rooftune.tuner.search.space import EVERYTHING
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 

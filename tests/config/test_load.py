@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-
-from policies.errors import InputError
-from tuner.config import Config, Override, load_config
-from tuner.config.tree import parse_tree
+from rooftune.policies.errors import InputError
+from rooftune.tuner.config import Config, Override, load_config
+from rooftune.tuner.config.tree import parse_tree
 
 ENGINE = "engine: {url: 'http://127.0.0.1:8000'}\n"
 TARGETS = "targets: [{metric: ttft, bound: 2s}]\n"

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-PACKAGES = ("policies", "tuner", "engine")
+PACKAGES = ("policies", "tuner", "engine")  # folders; imported as rooftune.policies and so on
 
 # Highest first. A module may import strictly lower layers and its own part; parts in one layer are strangers.
 TUNER_LAYERS: tuple[tuple[str, ...], ...] = (
@@ -25,16 +25,16 @@ TUNER_LAYERS: tuple[tuple[str, ...], ...] = (
 
 # Library -> the only places (module, or package with everything below it) that may import it.
 FENCES: dict[str, tuple[str, ...]] = {
-    "optuna": ("tuner.search.study", "tuner.search.archive"),
-    "torch": ("engine.torch",),
-    "transformers": ("engine.torch",),
-    "vllm": ("engine.vllm",),
-    "kubernetes": ("tuner.ports.kubernetes",),
-    "prometheus_api_client": ("tuner.observe.prometheus",),
-    "matplotlib": ("tuner.report.plots",),
-    "numba": ("tuner.sim.kernel", "tuner.sim.compile"),
-    "pydantic": ("policies.wire", "tuner", "engine"),
-    "sched_sim": ("tuner.bench",),
+    "optuna": ("rooftune.tuner.search.study", "rooftune.tuner.search.archive"),
+    "torch": ("rooftune.engine.torch",),
+    "transformers": ("rooftune.engine.torch",),
+    "vllm": ("rooftune.engine.vllm",),
+    "kubernetes": ("rooftune.tuner.ports.kubernetes",),
+    "prometheus_api_client": ("rooftune.tuner.observe.prometheus",),
+    "matplotlib": ("rooftune.tuner.report.plots",),
+    "numba": ("rooftune.tuner.sim.kernel", "rooftune.tuner.sim.compile"),
+    "pydantic": ("rooftune.policies.wire", "rooftune.tuner", "rooftune.engine"),
+    "sched_sim": ("rooftune.tuner.bench",),
 }
 
 # policies: pure decisions. No clock, no chance, no input or output, so only these.
@@ -43,8 +43,8 @@ POLICIES_MAY_USE = frozenset(
     "operator re statistics string types typing".split()
 )
 POLICIES_EXTRA: dict[str, frozenset[str]] = {
-    "policies.wire": frozenset({"pydantic", "json"}),
-    "policies.commands": frozenset({"argparse"}),  # the type of a parser that a command fills
+    "rooftune.policies.wire": frozenset({"pydantic", "json"}),
+    "rooftune.policies.commands": frozenset({"argparse"}),  # the type of a parser that a command fills
 }
 NO_CHANCE = ("numpy.random",)
 
@@ -55,8 +55,8 @@ def below(name: str, place: str) -> bool:
 
 
 def module_name(path: Path, root: Path) -> str:
-    """``tuner/sim/kernel.py`` -> ``tuner.sim.kernel``; a package's ``__init__`` is the package."""
-    parts = path.relative_to(root).with_suffix("").parts
+    """``tuner/sim/kernel.py`` -> ``rooftune.tuner.sim.kernel``; a package's ``__init__`` is the package."""
+    parts = ("rooftune", *path.relative_to(root).with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -88,25 +88,33 @@ def _absolute(node: ast.ImportFrom, module: str, is_package: bool) -> str:
 def violation(module: str, imported: str) -> str | None:
     """Why ``module`` may not import ``imported``; None when it may."""
     top = imported.partition(".")[0]
-    own = module.partition(".")[0]
+    if top in PACKAGES:
+        return f"the import name is rooftune.{top}"
     if top in FENCES and not any(below(module, place) for place in FENCES[top]):
         return f"{top} is only for {', '.join(FENCES[top])}"
+    own, theirs = package_of(module), package_of(imported)
     if own == "policies":
         return _policies_violation(module, imported, top)
-    if top == "engine" and own != "engine":
+    if theirs == "engine" and own != "engine":
         return "nobody imports engine"
-    if top == "tuner" and own == "engine":
+    if theirs == "tuner" and own == "engine":
         return "engine imports policies and nothing of tuner"
-    if top == "tuner" and own == "tuner":
+    if theirs == "tuner" and own == "tuner":
         return _layer_violation(module, imported)
     return None
+
+
+def package_of(name: str) -> str:
+    """``rooftune.tuner.sim.kernel`` -> ``tuner``; empty for what is not ours."""
+    parts = name.split(".")
+    return parts[1] if parts[0] == "rooftune" and len(parts) > 1 else ""
 
 
 def _policies_violation(module: str, imported: str, top: str) -> str | None:
     if any(below(imported, place) for place in NO_CHANCE):
         return "policies knows no chance"
-    allowed = POLICIES_MAY_USE | POLICIES_EXTRA.get(module, frozenset()) | {"policies"}
-    if top in allowed:
+    allowed = POLICIES_MAY_USE | POLICIES_EXTRA.get(module, frozenset())
+    if top in allowed or package_of(imported) == "policies":
         return None
     kind = "standard module" if top in sys.stdlib_module_names else "library"
     return f"policies may use numpy and a few pure standard modules, not the {kind} {top}"
@@ -124,8 +132,8 @@ def _layer_violation(module: str, imported: str) -> str | None:
 
 
 def part_of(name: str) -> str:
-    """``tuner.sim.kernel`` -> ``sim``; empty for ``tuner`` itself."""
-    return [*name.split("."), ""][1]
+    """``rooftune.tuner.sim.kernel`` -> ``sim``; empty for ``tuner`` itself."""
+    return [*name.split("."), "", ""][2]
 
 
 def layer_of(part: str) -> int:

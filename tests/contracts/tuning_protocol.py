@@ -8,9 +8,8 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 import pytest
-
-from policies import wire
-from policies.envelope import KNOB_NAMES
+from rooftune.policies import wire
+from rooftune.policies.envelope import KNOB_NAMES
 
 Answer = wire.PushAnswer | wire.Refusal
 

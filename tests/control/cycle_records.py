@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from policies.guard import Action, Reason
-from policies.step_time import NAMED_MODELS
-from tuner.control.outcome import (
+from rooftune.policies.guard import Action, Reason
+from rooftune.policies.step_time import NAMED_MODELS
+from rooftune.tuner.control.outcome import (
     CycleReason,
     CycleRecord,
     Figures,

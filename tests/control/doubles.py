@@ -5,16 +5,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from policies.limits import GuardLimits
-from policies.request import Setting
-from policies.targets import Slo, Target
+from rooftune.policies.limits import GuardLimits
+from rooftune.policies.request import Setting
+from rooftune.policies.targets import Slo, Target
+from rooftune.tuner.control.job import Answer, Job, WorkerError
+from rooftune.tuner.control.loop import Controller
+from rooftune.tuner.control.options import LoopOptions
+from rooftune.tuner.control.outcome import CycleRecord, ProposalPart, TwinPart
+from rooftune.tuner.control.state_errors import StoreError
+from rooftune.tuner.observe.protocol import ProtocolReader
+
 from tests.control.live import LiveClock, LiveEngine, LivePort
-from tuner.control.job import Answer, Job, WorkerError
-from tuner.control.loop import Controller
-from tuner.control.options import LoopOptions
-from tuner.control.outcome import CycleRecord, ProposalPart, TwinPart
-from tuner.control.state_errors import StoreError
-from tuner.observe.protocol import ProtocolReader
 
 Reply = Callable[[Job], Answer | WorkerError]
 
@@ -91,7 +92,7 @@ class Scripted:
 
 
 class MemoryStore:
-    """``tuner.control.parts.Store`` without a disk. broken: what every method raises while it is set."""
+    """``rooftune.tuner.control.parts.Store`` without a disk. broken: what every method raises while it is set."""
 
     def __init__(self, instance: str = "one") -> None:
         self._instance = instance

@@ -5,15 +5,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from engine.fake import FAKE_FACTS, FakeRunner, ManualClock
-from engine.interface import GenerationRequest
-from engine.options import EngineOptions
-from engine.running import RunningEngine
-from engine.step import StepBatch
-from policies import wire
-from policies.request import Setting
-from policies.step_time import NAMED_MODELS, StepModel
-from tuner.observe.rows import RequestRows, StepRows
+from rooftune.engine.fake import FAKE_FACTS, FakeRunner, ManualClock
+from rooftune.engine.interface import GenerationRequest
+from rooftune.engine.options import EngineOptions
+from rooftune.engine.running import RunningEngine
+from rooftune.engine.step import StepBatch
+from rooftune.policies import wire
+from rooftune.policies.request import Setting
+from rooftune.policies.step_time import NAMED_MODELS, StepModel
+from rooftune.tuner.observe.rows import RequestRows, StepRows
 
 MODEL = NAMED_MODELS["8b-2tbs"]
 GAP_BOUNDS_S = (0.01, 0.03, 0.1)

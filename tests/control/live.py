@@ -6,16 +6,16 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.fake import FAKE_FACTS, FakeRunner
-from engine.fake import ManualClock as EngineClock
-from engine.interface import Busy, GenerationRequest, Stopping, TokenEvent, TooLong
-from engine.options import EngineOptions
-from engine.running import RunningEngine
-from engine.step import Segment
-from policies import wire
-from policies.request import Setting
-from policies.step_time import NAMED_MODELS, StepModel
-from tuner.clock import ManualClock
+from rooftune.engine.fake import FAKE_FACTS, FakeRunner
+from rooftune.engine.fake import ManualClock as EngineClock
+from rooftune.engine.interface import Busy, GenerationRequest, Stopping, TokenEvent, TooLong
+from rooftune.engine.options import EngineOptions
+from rooftune.engine.running import RunningEngine
+from rooftune.engine.step import Segment
+from rooftune.policies import wire
+from rooftune.policies.request import Setting
+from rooftune.policies.step_time import NAMED_MODELS, StepModel
+from rooftune.tuner.clock import ManualClock
 
 # Five times slower than the teaching model, so that a second of traffic is few steps and a test is quick.
 SLOW = StepModel(*(value * 5.0 for value in NAMED_MODELS["8b-2tbs"][:-1]), 0.0)

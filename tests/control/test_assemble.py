@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rooftune.policies.errors import RefusedError
+from rooftune.policies.guard import Action
+from rooftune.tuner.clock import ManualClock
+from rooftune.tuner.config import Config, load_config
+from rooftune.tuner.control.assemble import Stop, may_be_there, run_controller, turn
+from rooftune.tuner.control.decide_stage import Verdict
+from rooftune.tuner.control.draft import Draft
+from rooftune.tuner.control.live_report import report_of
+from rooftune.tuner.control.loop import Controller
+from rooftune.tuner.control.outcome import CycleReason
+from rooftune.tuner.control.state import StateFile
+from rooftune.tuner.control.told import line_of
 
-from policies.errors import RefusedError
-from policies.guard import Action
 from tests.control.doubles import proposes, rig
-from tuner.clock import ManualClock
-from tuner.config import Config, load_config
-from tuner.control.assemble import Stop, may_be_there, run_controller, turn
-from tuner.control.decide_stage import Verdict
-from tuner.control.draft import Draft
-from tuner.control.live_report import report_of
-from tuner.control.loop import Controller
-from tuner.control.outcome import CycleReason
-from tuner.control.state import StateFile
-from tuner.control.told import line_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -150,7 +150,7 @@ def test_a_cycle_that_took_too_long_is_followed_at_once_and_none_is_made_up_for(
 def test_the_controllers_process_loads_no_heavy_library() -> None:
     """Twin and search, with numba and Optuna, are the child's."""
     code = (
-        "import sys, tuner.control.assemble as a; "
+        "import sys, rooftune.tuner.control.assemble as a; "
         "print([m for m in ('torch', 'numba', 'optuna', 'matplotlib', 'sqlalchemy', 'scipy', 'transformers') "
         "if m in sys.modules])"
     )

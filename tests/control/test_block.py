@@ -3,13 +3,13 @@
 from typing import Any
 
 import pytest
+from rooftune.policies import wire
+from rooftune.policies.guard import Reason
+from rooftune.tuner.control import wishes
+from rooftune.tuner.control.outcome import Stage
+from rooftune.tuner.ports.base import PortError, PortFault
 
-from policies import wire
-from policies.guard import Reason
 from tests.control.doubles import Rig, options, proposes, rig
-from tuner.control import wishes
-from tuner.control.outcome import Stage
-from tuner.ports.base import PortError, PortFault
 
 NO = wire.RevertRequest(actor="bob", reason="no", block=True)
 

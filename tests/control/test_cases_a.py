@@ -4,22 +4,22 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from rooftune.engine.protocol import InForce
+from rooftune.policies import wire
+from rooftune.policies.guard import Action, Reason
+from rooftune.policies.request import Setting
+from rooftune.policies.step_time import StepModel
+from rooftune.policies.targets import Slo, Target
+from rooftune.tuner.control.job import Answer, Job
+from rooftune.tuner.control.memory import Memory, knobs_of
+from rooftune.tuner.control.outcome import CycleReason, CycleRecord
+from rooftune.tuner.control.signals_codes import Signal
+from rooftune.tuner.control.traffic import traffic_of
 
-from engine.protocol import InForce
-from policies import wire
-from policies.guard import Action, Reason
-from policies.request import Setting
-from policies.step_time import StepModel
-from policies.targets import Slo, Target
 from tests.control.doubles import BOLD, MemoryStore, Reply, Rig, answer_of, options, proposes, rig
 from tests.control.live import BOOT, SLOW, LiveEngine, Traffic
 from tests.control.test_loop_pure import tried
 from tests.control.twin_searcher import twin_rig
-from tuner.control.job import Answer, Job
-from tuner.control.memory import Memory, knobs_of
-from tuner.control.outcome import CycleReason, CycleRecord
-from tuner.control.signals_codes import Signal
-from tuner.control.traffic import traffic_of
 
 LONG = {"max_queue": 300, "prefix_caching": False}
 

@@ -3,17 +3,17 @@
 from dataclasses import replace
 
 import pytest
+from rooftune.policies import wire
+from rooftune.policies.guard import Action, Reason
+from rooftune.policies.targets import Slo, Target
+from rooftune.tuner.control import wishes
+from rooftune.tuner.control.outcome import CycleReason, CycleRecord
+from rooftune.tuner.control.signals_codes import Signal
+from rooftune.tuner.observe.protocol import ProtocolReader
 
-from policies import wire
-from policies.guard import Action, Reason
-from policies.targets import Slo, Target
 from tests.control.doubles import BOLD, Rig, options, proposes, rig
 from tests.control.live import BOOT, LiveEngine, Traffic
 from tests.observe.fake_port import FakePort
-from tuner.control import wishes
-from tuner.control.outcome import CycleReason, CycleRecord
-from tuner.control.signals_codes import Signal
-from tuner.observe.protocol import ProtocolReader
 
 QUICK = options(search_requests=20, search_every_s=20.0)
 

@@ -1,13 +1,13 @@
 """``explain``: five plain lines from the record alone, for every code that there is."""
 
 import pytest
+from rooftune.policies.guard import Action, Reason
+from rooftune.policies.request import Setting
+from rooftune.tuner.control.explain import LINES, explain, knobs, seconds, share
+from rooftune.tuner.control.explain_words import BEFORE_GUARD, MEANING, NEXT
+from rooftune.tuner.control.outcome import CycleReason, CycleRecord, SignalPart
 
-from policies.guard import Action, Reason
-from policies.request import Setting
 from tests.control.cycle_records import figures, fit, hold, proposal, push, twin, verify
-from tuner.control.explain import LINES, explain, knobs, seconds, share
-from tuner.control.explain_words import BEFORE_GUARD, MEANING, NEXT
-from tuner.control.outcome import CycleReason, CycleRecord, SignalPart
 
 CODES = [*Reason, *CycleReason]
 

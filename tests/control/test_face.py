@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from rooftune.policies.errors import InputError
+from rooftune.policies.guard import Action, Reason
+from rooftune.tuner.clock import ManualClock
+from rooftune.tuner.config import Config, EngineSection, TokenFile
+from rooftune.tuner.control import wishes
+from rooftune.tuner.control.face import Face
+from rooftune.tuner.control.face_http import MAX_BODY_BYTES, MOST_CONNECTIONS
+from rooftune.tuner.control.face_log import EventLog
+from rooftune.tuner.control.face_view import About
+from rooftune.tuner.control.outcome import CycleReason, SignalPart
+from rooftune.tuner.control.state import StateFile
 
-from policies.errors import InputError
-from policies.guard import Action, Reason
 from tests.control.cycle_records import hold, proposal, push, twin, verify
-from tuner.clock import ManualClock
-from tuner.config import Config, EngineSection, TokenFile
-from tuner.control import wishes
-from tuner.control.face import Face
-from tuner.control.face_http import MAX_BODY_BYTES, MOST_CONNECTIONS
-from tuner.control.face_log import EventLog
-from tuner.control.face_view import About
-from tuner.control.outcome import CycleReason, SignalPart
-from tuner.control.state import StateFile
 
 TOKEN = "t" * 20
 ABOUT = About("chat-eu-1", "live", "abcd", 15.0, "0.1.0")

@@ -7,11 +7,11 @@ import shlex
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rooftune.policies.guard import Action, Reason
+from rooftune.tuner.control.face_log import EventLog, Level, level_of, outcome_fields, render
+from rooftune.tuner.control.outcome import CycleReason
 
-from policies.guard import Action, Reason
 from tests.control.cycle_records import hold, push, verify
-from tuner.control.face_log import EventLog, Level, level_of, outcome_fields, render
-from tuner.control.outcome import CycleReason
 
 
 def test_levels_follow_the_kind() -> None:

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from rooftune.tuner.control.fit_stage import Learner, checked_fit, noise_pairs
+from rooftune.tuner.model.fit import fit_steps
+from rooftune.tuner.model.reservoir import stratum_of
+from rooftune.tuner.model.roofline import FitCode, FitRefused, predict
+from rooftune.tuner.observe.rows import StepRows
 
 from tests.control.doubles import MemoryStore
 from tests.control.live import SLOW, LiveEngine
-from tuner.control.fit_stage import Learner, checked_fit, noise_pairs
-from tuner.model.fit import fit_steps
-from tuner.model.reservoir import stratum_of
-from tuner.model.roofline import FitCode, FitRefused, predict
-from tuner.observe.rows import StepRows
 
 
 def steps_of(engine: LiveEngine) -> StepRows:

@@ -13,18 +13,18 @@ from itertools import count, product
 
 import numpy as np
 import pytest
+from rooftune.policies import wire
+from rooftune.policies.guard import GuardLimits
+from rooftune.policies.quantiles import quantile
+from rooftune.policies.request import Setting
+from rooftune.policies.targets import Slo, Target
+from rooftune.tuner.bench.live_gain_plan import Listed, Sizes, at_once, best_of, listed, ratio_interval
+from rooftune.tuner.control.child_run import run_job
+from rooftune.tuner.control.outcome import CycleRecord
+from rooftune.tuner.observe.rows import FINISHED, BoolArray, FloatArray, RequestRows
 
-from policies import wire
-from policies.guard import GuardLimits
-from policies.quantiles import quantile
-from policies.request import Setting
-from policies.targets import Slo, Target
 from tests.control.doubles import Rig, options, rig
 from tests.control.live import BOOT, LiveEngine, Traffic
-from tuner.bench.live_gain_plan import Listed, Sizes, at_once, best_of, listed, ratio_interval
-from tuner.control.child_run import run_job
-from tuner.control.outcome import CycleRecord
-from tuner.observe.rows import FINISHED, BoolArray, FloatArray, RequestRows
 
 pytestmark = pytest.mark.slow
 

@@ -6,24 +6,24 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from rooftune.policies import wire
+from rooftune.policies.guard import Action, GuardLimits, Reason
+from rooftune.policies.request import Setting
+from rooftune.policies.targets import Condition, Override, Slo, Target
+from rooftune.policies.verify import RollbackThresholds
+from rooftune.tuner.control import wishes
+from rooftune.tuner.control.child_window import engine_of
+from rooftune.tuner.control.job import Answer, Job, WorkerError, WorkerFault
+from rooftune.tuner.control.memory import KEY, Memory, remember
+from rooftune.tuner.control.outcome import CycleReason, CycleRecord, Stage
+from rooftune.tuner.control.signals_codes import Signal
+from rooftune.tuner.control.standing import beyond
+from rooftune.tuner.control.trust import Trust
+from rooftune.tuner.model.draws import DRAWS
+from rooftune.tuner.model.drift import Drift
 
-from policies import wire
-from policies.guard import Action, GuardLimits, Reason
-from policies.request import Setting
-from policies.targets import Condition, Override, Slo, Target
-from policies.verify import RollbackThresholds
 from tests.control.doubles import BOLD, SLO, MemoryStore, Rig, answer_of, options, proposes, rig
 from tests.control.live import BOOT, LiveClock, LiveEngine, Traffic
-from tuner.control import wishes
-from tuner.control.child_window import engine_of
-from tuner.control.job import Answer, Job, WorkerError, WorkerFault
-from tuner.control.memory import KEY, Memory, remember
-from tuner.control.outcome import CycleReason, CycleRecord, Stage
-from tuner.control.signals_codes import Signal
-from tuner.control.standing import beyond
-from tuner.control.trust import Trust
-from tuner.model.draws import DRAWS
-from tuner.model.drift import Drift
 
 FITTING = Setting(step_tokens=512, max_running=32)
 
@@ -465,7 +465,7 @@ def test_a_threshold_that_the_engines_own_setting_crosses_does_not_stop_tuning()
 
 
 def test_maintenance_windows_are_in_the_operators_week() -> None:
-    from policies.guard import WeekSpan
+    from rooftune.policies.guard import WeekSpan
 
     always = GuardLimits(**{**BOLD.__dict__, "no_push": (WeekSpan(0, 10_079),)})
     run = rig(proposes(step_tokens=512), options=options(limits=always, search_requests=20))
@@ -654,7 +654,7 @@ def test_the_search_hears_of_targets_that_hold_for_some_requests_only() -> None:
     slo = Slo(SLO.targets, (Override(Condition(min_prompt_tokens=2000), (Target("ttft", 20.0, 0.99),)),))
     run = rig(proposes(verdict="keep"), options=options(slo=slo, search_requests=20))
     run.run(2)
-    from tuner.control.child_window import slo_of  # the child's side: it must make the same of it
+    from rooftune.tuner.control.child_window import slo_of  # the child's side: it must make the same of it
 
     assert slo_of(run.searcher.jobs[0]) == slo
 

@@ -5,15 +5,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rooftune.engine.fake import FakeRunner, ManualClock
+from rooftune.engine.running import RunningEngine
+from rooftune.policies.request import Setting
+from rooftune.policies.step_time import StepModel
+from rooftune.tuner.control.signals import FREEZING, RULES, Signal, find_signals, observed_ceiling_tokens
+from rooftune.tuner.model.drift import Drift
+from rooftune.tuner.observe.rows import RequestRows, StepRows
 
-from engine.fake import FakeRunner, ManualClock
-from engine.running import RunningEngine
-from policies.request import Setting
-from policies.step_time import StepModel
 from tests.control.fake_window import MODEL, Ask, Window, chat, run
-from tuner.control.signals import FREEZING, RULES, Signal, find_signals, observed_ceiling_tokens
-from tuner.model.drift import Drift
-from tuner.observe.rows import RequestRows, StepRows
 
 
 def found(window: Window, model: StepModel | None = MODEL, **more: Any) -> dict[str, dict[str, float]]:

@@ -8,12 +8,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from rooftune.policies import wire
+from rooftune.policies.guard import Reason
+from rooftune.tuner.control.outcome import CycleReason
+from rooftune.tuner.control.signals import Signal
 
-from policies import wire
-from policies.guard import Reason
 from tests.engine.server_harness import HTTP, live
-from tuner.control.outcome import CycleReason
-from tuner.control.signals import Signal
 
 RUNBOOK = (Path(__file__).resolve().parents[2] / "deploy" / "runbook.md").read_text()
 SIGNALS, OUTCOMES = RUNBOOK.split("\n## Outcomes\n")

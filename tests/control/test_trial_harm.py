@@ -5,17 +5,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rooftune.engine.step import StepBatch
+from rooftune.policies import wire
+from rooftune.policies.guard import Reason
+from rooftune.policies.verify import RollbackThresholds
+from rooftune.tuner.control import observe_stage
+from rooftune.tuner.control.harm import rising
+from rooftune.tuner.control.outcome import CycleReason
+from rooftune.tuner.observe.rows import ABORTED, FINISHED, IntArray
 
-from engine.step import StepBatch
-from policies import wire
-from policies.guard import Reason
-from policies.verify import RollbackThresholds
 from tests.control.doubles import BOLD, Rig, options, proposes, rig
 from tests.control.test_loop import BOOT, FITTING, memory_of, pushed, reverted
-from tuner.control import observe_stage
-from tuner.control.harm import rising
-from tuner.control.outcome import CycleReason
-from tuner.observe.rows import ABORTED, FINISHED, IntArray
 
 
 def on_trial(**given: Any) -> Rig:

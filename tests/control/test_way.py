@@ -4,17 +4,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
+from rooftune.policies.guard import Action
+from rooftune.policies.targets import Slo, Target
+from rooftune.policies.verify import Judgement, Verdict, VerdictReason
+from rooftune.tuner.control import judgement
+from rooftune.tuner.control.matched import Matched
+from rooftune.tuner.control.memory import Trial
+from rooftune.tuner.control.verify_stage import Checked
+from rooftune.tuner.control.way import Way
 
-from policies.guard import Action
-from policies.targets import Slo, Target
-from policies.verify import Judgement, Verdict, VerdictReason
 from tests.control.doubles import BOLD, Rig, answer_of, options, rig
 from tests.control.test_loop import BOOT, memory_of, pushed, reverted
-from tuner.control import judgement
-from tuner.control.matched import Matched
-from tuner.control.memory import Trial
-from tuner.control.verify_stage import Checked
-from tuner.control.way import Way
 
 Gains = dict[int, tuple[float, float]]
 

@@ -5,9 +5,8 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-
-from tuner.control import wishes
-from tuner.control.state import StateFile, StoreError
+from rooftune.tuner.control import wishes
+from rooftune.tuner.control.state import StateFile, StoreError
 
 
 @pytest.fixture

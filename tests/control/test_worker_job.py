@@ -5,17 +5,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rooftune.policies.errors import InputError, RooftuneError, UnreachableError
+from rooftune.policies.request import Setting
+from rooftune.tuner.control.child_judge import twin_part
+from rooftune.tuner.control.child_window import (
+    compared,
+    engine_of,
+    model_of,
+    observed_of,
+    setting_of,
+    slo_of,
+    traffic_of,
+)
+from rooftune.tuner.control.job import Answer, Job, LiveTrial, TargetRow, WindowPart
+from rooftune.tuner.search import archive
+from rooftune.tuner.search.archive import Archive
+from rooftune.tuner.sim.residuals import noise_from_steps
+from rooftune.tuner.sim.twin import simulate
 
-from policies.errors import InputError, RooftuneError, UnreachableError
-from policies.request import Setting
 from tests.control.jobs import BASE, BOUNDS, MODEL, TARGETS, InlineSearcher, job, mix, window
-from tuner.control.child_judge import twin_part
-from tuner.control.child_window import compared, engine_of, model_of, observed_of, setting_of, slo_of, traffic_of
-from tuner.control.job import Answer, Job, LiveTrial, TargetRow, WindowPart
-from tuner.search import archive
-from tuner.search.archive import Archive
-from tuner.sim.residuals import noise_from_steps
-from tuner.sim.twin import simulate
 
 pytestmark = pytest.mark.slow
 

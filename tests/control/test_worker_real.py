@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rooftune.tuner.control.job import WorkerError, WorkerFault
+from rooftune.tuner.control.worker import ChildSearcher, Limits
 
 from tests.control.jobs import InlineSearcher, job, mix
 from tests.control.test_worker import gone, wait
-from tuner.control.job import WorkerError, WorkerFault
-from tuner.control.worker import ChildSearcher, Limits
 
 pytestmark = pytest.mark.slow
 
@@ -94,7 +94,7 @@ def test_it_gives_up_by_itself_when_nobody_looks() -> None:
 _PARENT = """
 import sys, time
 from tests.control.jobs import job, mix
-from tuner.control.worker import ChildSearcher
+from rooftune.tuner.control.worker import ChildSearcher
 searcher = ChildSearcher()
 searcher.ask(job(mix(span_s=300.0), trials=1000))
 while searcher.stage != "search":

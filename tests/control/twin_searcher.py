@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 
+from rooftune.tuner.control.job import Answer, Job
+
 from tests.control.doubles import Rig, Scripted, rig
-from tuner.control.job import Answer, Job
 
 
 def searching() -> Callable[[Job], Answer]:
     """Replies as the child would."""
-    from tuner.control.child_run import run_job  # numba, only where a test asks for it
+    from rooftune.tuner.control.child_run import run_job  # numba, only where a test asks for it
 
     return lambda job: run_job(job, lambda stage, done, total: None, lambda: 0.0)
 

@@ -4,17 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from rooftune.engine.fake import VOCAB_TOKENS, FakeRunner, ManualClock
+from rooftune.engine.interface import GenerationRequest, TokenEvent, TooLong
+from rooftune.engine.options import EngineOptions
+from rooftune.engine.running import RunningEngine
+from rooftune.engine.step import Sampling, StepBatch
+from rooftune.policies import wire
+from rooftune.policies.request import Setting
+from rooftune.policies.step_time import StepCost, StepModel, priced
+from rooftune.tuner.sim.workload import Traffic
 
-from engine.fake import VOCAB_TOKENS, FakeRunner, ManualClock
-from engine.interface import GenerationRequest, TokenEvent, TooLong
-from engine.options import EngineOptions
-from engine.running import RunningEngine
-from engine.step import Sampling, StepBatch
-from policies import wire
-from policies.request import Setting
-from policies.step_time import StepCost, StepModel, priced
 from tests.twin.random_runs import Run
-from tuner.sim.workload import Traffic
 
 PRIVATE = VOCAB_TOKENS // 4  # prompt tokens from here on belong to one request alone
 

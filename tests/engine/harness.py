@@ -6,7 +6,7 @@ It needs a runner only through ``run``; what it checks against comes from transf
 import random
 from dataclasses import dataclass, field
 
-from engine.step import GREEDY, Runner, Sampling, Segment, StepBatch
+from rooftune.engine.step import GREEDY, Runner, Sampling, Segment, StepBatch
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 import random
 
-from policies import wire
+from rooftune.policies import wire
 
 
 def random_push(chance: random.Random, revision: int) -> wire.PushRequest:

@@ -10,20 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-
-from engine.metrics import Metrics
-from engine.options import EngineOptions
-from engine.running import RunningEngine
-from engine.server import private_app, public_app
-from engine.server_auth import SecretFile
-from engine.server_bytes import ByteTokenizer
-from engine.server_limits import Limits
-from engine.server_openai import Service
-from engine.server_prompt import Served
-from engine.server_run import Listener, bind_tcp, serve
-from engine.server_text import Tokenizer
-from engine.step import ModelFacts, StepBatch
-from policies.request import Setting
+from rooftune.engine.metrics import Metrics
+from rooftune.engine.options import EngineOptions
+from rooftune.engine.running import RunningEngine
+from rooftune.engine.server import private_app, public_app
+from rooftune.engine.server_auth import SecretFile
+from rooftune.engine.server_bytes import ByteTokenizer
+from rooftune.engine.server_limits import Limits
+from rooftune.engine.server_openai import Service
+from rooftune.engine.server_prompt import Served
+from rooftune.engine.server_run import Listener, bind_tcp, serve
+from rooftune.engine.server_text import Tokenizer
+from rooftune.engine.step import ModelFacts, StepBatch
+from rooftune.policies.request import Setting
 
 # One client for all: a new one reads the system's certificates, which takes longer than a hundred calls.
 HTTP = httpx.Client(timeout=60)

@@ -1,10 +1,9 @@
 """The fake runner is a strict stand-in: its tokens follow from the KV entries it is shown, its time from the model."""
 
 import pytest
-
-from engine.fake import VOCAB_TOKENS, FakeRunner, ManualClock, expected_tokens
-from engine.step import Sampling, Segment, StepBatch
-from policies.step_time import StepModel, step_time
+from rooftune.engine.fake import VOCAB_TOKENS, FakeRunner, ManualClock, expected_tokens
+from rooftune.engine.step import Sampling, Segment, StepBatch
+from rooftune.policies.step_time import StepModel, step_time
 
 MODEL = StepModel(0.001, 0.0001, 0.002, 1e-5, 1e-4, 1e-6, 0.0)
 PROMPT = [5, 9, 2, 7, 7, 1]

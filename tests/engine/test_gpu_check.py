@@ -11,8 +11,8 @@ import pytest
 pytestmark = pytest.mark.engine
 pytest.importorskip("torch", reason="needs torch (make engine-env)")
 
-from engine.torch import gpu_check  # noqa: E402 - after the check for torch
-from tuner.model.sample_file import read_steps  # noqa: E402
+from rooftune.engine.torch import gpu_check  # noqa: E402 - after the check for torch
+from rooftune.tuner.model.sample_file import read_steps  # noqa: E402
 
 HAS_FIT = Path(sys.executable).with_name("rooftune").exists() and importlib.util.find_spec("matplotlib") is not None
 

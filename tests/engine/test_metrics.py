@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-
-from engine import metrics_names as names
-from engine.fake import FakeRunner, ManualClock
-from engine.interface import FinishReason, GenerationRequest, RejectReason, TooLong
-from engine.metrics import Metrics
-from engine.metrics_series import Histogram
-from engine.options import EngineOptions
-from engine.running import RunningEngine
-from policies import wire
-from policies.request import PRESSURE, Setting
-from policies.step_time import StepModel
+from rooftune.engine import metrics_names as names
+from rooftune.engine.fake import FakeRunner, ManualClock
+from rooftune.engine.interface import FinishReason, GenerationRequest, RejectReason, TooLong
+from rooftune.engine.metrics import Metrics
+from rooftune.engine.metrics_series import Histogram
+from rooftune.engine.options import EngineOptions
+from rooftune.engine.running import RunningEngine
+from rooftune.policies import wire
+from rooftune.policies.request import PRESSURE, Setting
+from rooftune.policies.step_time import StepModel
 
 # A step costs 1 ms and 0.1 ms a token.
 COST = StepModel(0.001, 0.0, 0.0, 0.0, 0.0001, 0.0, 0.0)

@@ -6,16 +6,16 @@ import random
 from typing import Any
 
 import pytest
+from rooftune.engine.fake import ManualClock
+from rooftune.engine.interface import ChangeKind
+from rooftune.engine.protocol import ANSWER_ROWS, About, Ring, TuningDesk
+from rooftune.engine.running import RunningEngine
+from rooftune.policies import lease, wire
+from rooftune.policies.envelope import Envelope, full_bounds
+from rooftune.policies.errors import InputError
+from rooftune.policies.lease import boot_book
+from rooftune.policies.request import Setting
 
-from engine.fake import ManualClock
-from engine.interface import ChangeKind
-from engine.protocol import ANSWER_ROWS, About, Ring, TuningDesk
-from engine.running import RunningEngine
-from policies import lease, wire
-from policies.envelope import Envelope, full_bounds
-from policies.errors import InputError
-from policies.lease import boot_book
-from policies.request import Setting
 from tests.contracts.tuning_protocol import TuningProtocolContract, in_force
 from tests.engine.loop_harness import BOOT, Callers, check_nothing_left, engine, push
 from tests.engine.random_pushes import random_push

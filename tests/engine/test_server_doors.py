@@ -4,9 +4,8 @@ import socket
 from pathlib import Path
 
 import pytest
-
-from engine.server_run import bind_tcp, bind_unix
-from policies.errors import InputError
+from rooftune.engine.server_run import bind_tcp, bind_unix
+from rooftune.policies.errors import InputError
 
 
 def test_the_socket_of_a_killed_server_is_taken_over(tmp_path: Path) -> None:

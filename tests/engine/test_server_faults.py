@@ -9,8 +9,8 @@ import time
 
 import httpx
 import pytest
+from rooftune.engine import server_run
 
-from engine import server_run
 from tests.engine.server_harness import HTTP, HeldTokenizer, LetterRunner, Live, letters, live, soon
 
 pytestmark = pytest.mark.slow
@@ -18,9 +18,7 @@ pytestmark = pytest.mark.slow
 PATH = "/v1/completions"
 
 
-def begin(
-    server: Live, body: dict, receive_bytes: int | None = None, send_bytes: int | None = None
-) -> socket.socket:
+def begin(server: Live, body: dict, receive_bytes: int | None = None, send_bytes: int | None = None) -> socket.socket:
     """Sends a request by hand, or only the first bytes of its body, and reads nothing."""
     port = int(server.public.rpartition(":")[2])
     connection = socket.socket()

@@ -5,6 +5,8 @@ from copy import deepcopy
 from functools import cache
 
 import torch
+from rooftune.engine.torch.load import make_runner
+from rooftune.engine.torch.runner import TorchRunner
 from transformers import (
     LlamaConfig,
     MistralConfig,
@@ -14,9 +16,6 @@ from transformers import (
     Qwen3Config,
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
-
-from engine.torch.load import make_runner
-from engine.torch.runner import TorchRunner
 
 VOCABULARY = 211
 # `make gpu-check` runs the equality tests on a card.

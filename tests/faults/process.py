@@ -9,11 +9,12 @@ import os
 import signal
 import sys
 
+from rooftune.tuner.config import load_config
+from rooftune.tuner.control.assemble import run_controller
+from rooftune.tuner.control.job import Answer, Job
+from rooftune.tuner.control.outcome import Stage
+
 from tests.control.doubles import Scripted, answer_of
-from tuner.config import load_config
-from tuner.control.assemble import run_controller
-from tuner.control.job import Answer, Job
-from tuner.control.outcome import Stage
 
 
 def main(config: str, stage: str, cycle: str, cycles: str = "1000") -> int:

@@ -5,12 +5,12 @@ import signal
 import time
 
 import pytest
+from rooftune.policies.guard import Action
+from rooftune.tuner.control.job import Answer, Job, WorkerError, WorkerFault
+from rooftune.tuner.control.outcome import CycleReason
+from rooftune.tuner.control.worker import ChildSearcher, Limits
 
-from policies.guard import Action
 from tests.control.doubles import Rig, answer_of, options, proposes, rig
-from tuner.control.job import Answer, Job, WorkerError, WorkerFault
-from tuner.control.outcome import CycleReason
-from tuner.control.worker import ChildSearcher, Limits
 
 QUICK = options(search_requests=20, search_every_s=30.0)
 

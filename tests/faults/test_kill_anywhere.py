@@ -5,12 +5,12 @@ goes on from what it finds. Here the kill is an exception that nothing catches; 
 from collections.abc import Callable
 
 import pytest
+from rooftune.policies.guard import Action
+from rooftune.tuner.control.outcome import CycleRecord, Stage
 
-from policies.guard import Action
 from tests.control.doubles import Rig, options, proposes, rig
 from tests.control.live import BOOT, LiveEngine
 from tests.control.test_loop import CROWD, GOOD, TIGHT
-from tuner.control.outcome import CycleRecord, Stage
 
 pytestmark = pytest.mark.slow
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from rooftune.policies import wire
+from rooftune.tuner.control.outcome import Stage
+from rooftune.tuner.control.state import StateFile
+from rooftune.tuner.ports.http import HttpPort
 
-from policies import wire
 from tests.system.test_serve_fake import ROOT, TOKEN, serving, url
-from tuner.control.outcome import Stage
-from tuner.control.state import StateFile
-from tuner.ports.http import HttpPort
 
 pytestmark = pytest.mark.slow
 CONFIG = """

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rooftune.policies.guard import Action
+from rooftune.tuner.control.outcome import CycleReason, CycleRecord
+from rooftune.tuner.control.state import StateFile
+from rooftune.tuner.control.state_errors import StoreError, StoreFault
 
-from policies.guard import Action
 from tests.control.doubles import BOLD, MemoryStore, Rig, options, proposes, rig
 from tests.control.live import BOOT
-from tuner.control.outcome import CycleReason, CycleRecord
-from tuner.control.state import StateFile
-from tuner.control.state_errors import StoreError, StoreFault
 
 QUICK = options(search_requests=20)
 SLOW = pytest.mark.slow

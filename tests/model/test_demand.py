@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
-
-from policies.errors import InputError
-from policies.request import Boot, Setting
-from policies.step_time import NAMED_MODELS
-from tuner.model.demand import DemandWindow, fill_lengths, length_curve
-from tuner.sim.engine import Engine
-from tuner.sim.twin import simulate
-from tuner.sim.window import window_traffic
+from rooftune.policies.errors import InputError
+from rooftune.policies.request import Boot, Setting
+from rooftune.policies.step_time import NAMED_MODELS
+from rooftune.tuner.model.demand import DemandWindow, fill_lengths, length_curve
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.twin import simulate
+from rooftune.tuner.sim.window import window_traffic
 
 WINDOW_S = 60.0
 TOKENS_PER_S = 20.0

@@ -3,9 +3,8 @@
 import math
 
 import pytest
-
-from policies.step_time import NAMED_MODELS, step_time
-from tuner.model.draws import DRAWS, model_draws
+from rooftune.policies.step_time import NAMED_MODELS, step_time
+from rooftune.tuner.model.draws import DRAWS, model_draws
 
 MODEL = NAMED_MODELS["8b-2tbs"]
 INTERVALS = {

@@ -4,9 +4,8 @@ import math
 
 import numpy as np
 import pytest
-
-from policies.errors import InputError
-from tuner.model.drift import DriftAlarm, threshold_for
+from rooftune.policies.errors import InputError
+from rooftune.tuner.model.drift import DriftAlarm, threshold_for
 
 WINDOWS = 1500
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from policies.errors import InputError
-from policies.step_time import NAMED_MODELS, NO_ATTENTION, AttentionTable, StepCost, StepModel
-from tuner.model.model_file import ModelFile, load_step_model, read_model_file, write_model_file
+from rooftune.policies.errors import InputError
+from rooftune.policies.step_time import NAMED_MODELS, NO_ATTENTION, AttentionTable, StepCost, StepModel
+from rooftune.tuner.model.model_file import ModelFile, load_step_model, read_model_file, write_model_file
 
 MODEL = StepModel(0.001, 1e-5, 0.008, 6e-8, 4e-5, 2e-10, 8.0)
 

@@ -3,10 +3,9 @@
 import math
 
 import pytest
-
-from policies.errors import InputError
-from policies.step_time import knee_tokens
-from tuner.model.prior import CARDS, card, card_prior, roofline_prior
+from rooftune.policies.errors import InputError
+from rooftune.policies.step_time import knee_tokens
+from rooftune.tuner.model.prior import CARDS, card, card_prior, roofline_prior
 
 
 def test_the_textbook_model_has_a_floor_of_8_ms_and_a_knee_of_200() -> None:

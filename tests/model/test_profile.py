@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from policies.errors import InputError
-from policies.step_time import step_cost
-from tuner.model.profile import attention_table, read_profile
+from rooftune.policies.errors import InputError
+from rooftune.policies.step_time import step_cost
+from rooftune.tuner.model.profile import attention_table, read_profile
 
 DENSE = {"layernorm": 2, "qkv_proj": 1, "rotary_emb": 1, "o_proj": 1, "gate_up_proj": 1, "act_fn": 1, "down_proj": 1}
 CHUNKS, PRIORS, DECODES, CONTEXTS = (0, 16, 64), (0, 16, 64), (0, 1, 4, 8), (0, 16, 256)

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from policies.errors import InputError
-from policies.step_time import NAMED_MODELS
-from tuner.bench.knee_synthetic import make_steps
-from tuner.model.reservoir import Reservoir, stratum_of
-from tuner.model.sample_file import read_steps, write_steps
-from tuner.model.samples import COLUMNS, StepSamples, join, split_alternating
+from rooftune.policies.errors import InputError
+from rooftune.policies.step_time import NAMED_MODELS
+from rooftune.tuner.bench.knee_synthetic import make_steps
+from rooftune.tuner.model.reservoir import Reservoir, stratum_of
+from rooftune.tuner.model.sample_file import read_steps, write_steps
+from rooftune.tuner.model.samples import COLUMNS, StepSamples, join, split_alternating
 
 STEPS = make_steps(NAMED_MODELS["8b-2tbs"], seed=3, steps=400)
 

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-from policies.step_time import NAMED_MODELS
-from tuner.bench.knee_synthetic import make_steps
-from tuner.model.warm import first_steps_cost, seen_before
+from rooftune.policies.step_time import NAMED_MODELS
+from rooftune.tuner.bench.knee_synthetic import make_steps
+from rooftune.tuner.model.warm import first_steps_cost, seen_before
 
 
 def test_only_the_first_step_of_each_size_is_left_out() -> None:

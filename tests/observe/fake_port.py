@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from policies import wire
+from rooftune.policies import wire
+from rooftune.tuner.ports.base import PortError, PortFault
+
 from tests.ports.samples import state
-from tuner.ports.base import PortError, PortFault
 
 _STEP: dict[str, Any] = {
     "start_s": 0.0, "duration_s": 0.01, "budget_tokens": 512, "prefill_tokens": 0, "decode_tokens": 1, "sequences": 1,

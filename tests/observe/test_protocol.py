@@ -4,13 +4,13 @@ import math
 import random
 
 import pytest
+from rooftune.policies.errors import InputError
+from rooftune.tuner.clock import ManualClock
+from rooftune.tuner.observe.protocol import ProtocolReader, Reading
+from rooftune.tuner.observe.window import Window
+from rooftune.tuner.ports.base import PortError, PortFault
 
-from policies.errors import InputError
 from tests.observe.fake_port import FakePort, broken
-from tuner.clock import ManualClock
-from tuner.observe.protocol import ProtocolReader, Reading
-from tuner.observe.window import Window
-from tuner.ports.base import PortError, PortFault
 
 
 def reader(port: FakePort, max_pages: int = 64) -> ProtocolReader:

@@ -4,13 +4,13 @@ import math
 
 import numpy as np
 import pytest
+from rooftune.policies.errors import InputError
+from rooftune.tuner.clock import ManualClock
+from rooftune.tuner.control.windowing import window_part
+from rooftune.tuner.observe.protocol import ProtocolReader
+from rooftune.tuner.observe.window import Window, arrived_between, finished_between, settled
 
-from policies.errors import InputError
 from tests.observe.fake_port import FakePort
-from tuner.clock import ManualClock
-from tuner.control.windowing import window_part
-from tuner.observe.protocol import ProtocolReader
-from tuner.observe.window import Window, arrived_between, finished_between, settled
 
 
 class Watched:

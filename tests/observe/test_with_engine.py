@@ -5,20 +5,20 @@ import threading
 from pathlib import Path
 
 import pytest
+from rooftune.engine.fake import FakeRunner, ManualClock
+from rooftune.engine.interface import GenerationRequest
+from rooftune.engine.options import EngineOptions
+from rooftune.engine.running import RunningEngine
+from rooftune.policies import wire
+from rooftune.policies.request import Setting
+from rooftune.policies.step_time import NAMED_MODELS
+from rooftune.tuner import clock
+from rooftune.tuner.observe.protocol import ProtocolReader
+from rooftune.tuner.observe.window import Window
+from rooftune.tuner.ports.base import PortError, PortFault
+from rooftune.tuner.ports.http import HttpPort, Timeouts
 
-from engine.fake import FakeRunner, ManualClock
-from engine.interface import GenerationRequest
-from engine.options import EngineOptions
-from engine.running import RunningEngine
-from policies import wire
-from policies.request import Setting
-from policies.step_time import NAMED_MODELS
 from tests.engine.server_harness import HTTP, LetterRunner, Live, live, soon
-from tuner import clock
-from tuner.observe.protocol import ProtocolReader
-from tuner.observe.window import Window
-from tuner.ports.base import PortError, PortFault
-from tuner.ports.http import HttpPort, Timeouts
 
 TOKEN = "tuning-token-0123456789"
 PATIENT = Timeouts(30.0, 60.0)

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 
 import numpy as np
-
-from policies import request as r
-from policies.packing import plan_step
-from policies.request import Boot, Setting, State, append_waiting, new_state
-from policies.step_time import StepModel
+from rooftune.policies import request as r
+from rooftune.policies.packing import plan_step
+from rooftune.policies.request import Boot, Setting, State, append_waiting, new_state
+from rooftune.policies.step_time import StepModel
 
 BOOT = Boot(
     ceiling_tokens=1_000, block_tokens=16, chunking=1, reserve_whole_prompt=1, contents=0, keep_decodes_moving=0

@@ -6,12 +6,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from policies.envelope import Broken, Envelope, KnobBound, Mode
-from policies.errors import InputError
-from policies.guard import Action, GuardLimits, Reason, Situation, WeekSpan, changes, decide, limit_step
-from policies.request import Setting
-from policies.verify import (
+from rooftune.policies.envelope import Broken, Envelope, KnobBound, Mode
+from rooftune.policies.errors import InputError
+from rooftune.policies.guard import Action, GuardLimits, Reason, Situation, WeekSpan, changes, decide, limit_step
+from rooftune.policies.request import Setting
+from rooftune.policies.verify import (
     Comparison,
     Observed,
     RollbackThresholds,

@@ -3,10 +3,9 @@
 import math
 
 import pytest
-
-from policies.envelope import Broken, Envelope, KnobBound, Mode, full_bounds
-from policies.errors import InputError
-from policies.lease import (
+from rooftune.policies.envelope import Broken, Envelope, KnobBound, Mode, full_bounds
+from rooftune.policies.errors import InputError
+from rooftune.policies.lease import (
     BACKWARD_SLACK_S,
     Lease,
     LeaseBook,
@@ -18,8 +17,8 @@ from policies.lease import (
     resume,
     revert,
 )
-from policies.request import STEP_TIME_TARGET, Setting
-from policies.step_time import NAMED_MODELS
+from rooftune.policies.request import STEP_TIME_TARGET, Setting
+from rooftune.policies.step_time import NAMED_MODELS
 
 BOOT = Setting(step_tokens=512, max_running=256)
 ENVELOPE = Envelope(

@@ -2,16 +2,16 @@
 
 import numpy as np
 import pytest
+from rooftune.policies import request as r
+from rooftune.policies.packing import finish_step, release_leaving
+from rooftune.policies.request import SHORTEST_FIRST, Boot, Setting
+from rooftune.policies.step_time import StepModel
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.twin import simulate
+from rooftune.tuner.sim.walk import walk
+from rooftune.tuner.sim.workload import Traffic
 
-from policies import request as r
-from policies.packing import finish_step, release_leaving
-from policies.request import SHORTEST_FIRST, Boot, Setting
-from policies.step_time import StepModel
 from tests.policies.scheduler import BOOT, plan, waiting
-from tuner.sim.engine import Engine
-from tuner.sim.twin import simulate
-from tuner.sim.walk import walk
-from tuner.sim.workload import Traffic
 
 AHEAD = BOOT._replace(plan_ahead=1)
 

@@ -4,9 +4,8 @@ import math
 
 import numpy as np
 import pytest
-
-from policies.errors import InputError
-from policies.slo import (
+from rooftune.policies.errors import InputError
+from rooftune.policies.slo import (
     PROFILES,
     Condition,
     MarginReason,

@@ -5,8 +5,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from policies.step_time import StepModel, chunk_attention_work, knee_tokens, soft_max, step_time
+from rooftune.policies.step_time import StepModel, chunk_attention_work, knee_tokens, soft_max, step_time
 
 TIMES = st.floats(0.0, 10.0)
 MODEL = StepModel(0.001, 1e-5, 0.008, 6e-8, 4e-5, 2e-10, 4.0)

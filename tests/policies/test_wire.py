@@ -6,13 +6,12 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from policies.envelope import Broken, Envelope, Violation, full_bounds
-from policies.errors import InputError
-from policies.lease import LeaseOutcome, LeaseReason, boot_book, push
-from policies.request import Setting
-from policies.step_time import NAMED_MODELS
-from policies.wire import (
+from rooftune.policies.envelope import Broken, Envelope, Violation, full_bounds
+from rooftune.policies.errors import InputError
+from rooftune.policies.lease import LeaseOutcome, LeaseReason, boot_book, push
+from rooftune.policies.request import Setting
+from rooftune.policies.step_time import NAMED_MODELS
+from rooftune.policies.wire import (
     MAX_BODY_BYTES,
     REFUSAL_STATUS,
     SCHEMAS,

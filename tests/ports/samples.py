@@ -1,6 +1,6 @@
 """Messages of a small engine."""
 
-from policies import wire
+from rooftune.policies import wire
 
 
 def state(**changes: object) -> wire.State:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from policies import wire
+from rooftune.policies import wire
 
 Script = Callable[[socket.socket], None]
 

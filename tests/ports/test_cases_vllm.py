@@ -6,17 +6,12 @@ import shlex
 from collections.abc import Sequence
 
 import pytest
-
-from policies.errors import InputError
-from tests.observe.fake_port import FakePort
-from tests.ports.samples import state
-from tests.ports.scripted import answer, routes
-from tests.ports.test_vllm_discovery import PAGE, vllm
-from tuner.clock import ManualClock
-from tuner.control.signals import Signal, find_signals, observed_ceiling_tokens
-from tuner.observe.protocol import ProtocolReader
-from tuner.ports.vllm import Unseen, discover
-from tuner.ports.vllm_boot import (
+from rooftune.policies.errors import InputError
+from rooftune.tuner.clock import ManualClock
+from rooftune.tuner.control.signals import Signal, find_signals, observed_ceiling_tokens
+from rooftune.tuner.observe.protocol import ProtocolReader
+from rooftune.tuner.ports.vllm import Unseen, discover
+from rooftune.tuner.ports.vllm_boot import (
     BootFlags,
     BootProblem,
     BootTrial,
@@ -27,9 +22,14 @@ from tuner.ports.vllm_boot import (
     objections,
     read_flags,
 )
-from tuner.ports.vllm_defaults import GIB, Card, Start, Usage, default_batch
-from tuner.ports.vllm_envelope import Basis, BootPoint, Geometry, Headroom, advise, price
-from tuner.ports.vllm_versions import Capabilities, Flag, capabilities, parse_version
+from rooftune.tuner.ports.vllm_defaults import GIB, Card, Start, Usage, default_batch
+from rooftune.tuner.ports.vllm_envelope import Basis, BootPoint, Geometry, Headroom, advise, price
+from rooftune.tuner.ports.vllm_versions import Capabilities, Flag, capabilities, parse_version
+
+from tests.observe.fake_port import FakePort
+from tests.ports.samples import state
+from tests.ports.scripted import answer, routes
+from tests.ports.test_vllm_discovery import PAGE, vllm
 
 CASE_4 = (
     "vllm serve m --max-num-batched-tokens 4096 --max-num-seqs 128 --max-num-partial-prefills 4 "

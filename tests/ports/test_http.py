@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rooftune.policies import wire
+from rooftune.policies.errors import InputError
+from rooftune.tuner.ports.base import PortError, PortFault
+from rooftune.tuner.ports.http import HttpPort, Timeouts
 
-from policies import wire
-from policies.errors import InputError
 from tests.ports.samples import PUSH, TAKEN, refusal, state
 from tests.ports.scripted import Script, answer, message, raw, scripted
-from tuner.ports.base import PortError, PortFault
-from tuner.ports.http import HttpPort, Timeouts
 
 QUICK = Timeouts(connect_s=5.0, total_s=0.4)
 PATIENT = Timeouts(connect_s=30.0, total_s=60.0)

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
+from rooftune.tuner.ports.base import PortError, PortFault
+from rooftune.tuner.ports.vllm import Access, KvPool, Unseen, Use, discover
+from rooftune.tuner.ports.vllm_versions import Hook, Version
 
 from tests.ports.samples import state
 from tests.ports.scripted import Script, answer, message, routes
-from tuner.ports.base import PortError, PortFault
-from tuner.ports.vllm import Access, KvPool, Unseen, Use, discover
-from tuner.ports.vllm_versions import Hook, Version
 
 PAGE = """
 vllm:num_requests_running{engine="0"} 1.0

@@ -1,15 +1,14 @@
-"""A vLLM environment read from its files: the allowlist keeps what is in use, clashes are seen, nothing is run."""
+"""A vLLM environment read from its files: the allowlist keeps what is in use, nothing is run."""
 
 import tomllib
 from pathlib import Path
 
 import pytest
-
-from policies.errors import InputError
-from tuner.ports.vllm_env import Plugin, VllmEnv, read_env
+from rooftune.policies.errors import InputError
+from rooftune.tuner.ports.vllm_env import Plugin, VllmEnv, read_env
 
 HOOK_POINTS = (
-    "[vllm.general_plugins]\nrooftune = engine.vllm.plugin:register\n[vllm.endpoint_plugins]\nrooftune = e:P\n"
+    "[vllm.general_plugins]\nrooftune = rooftune.engine.vllm.plugin:register\n[vllm.endpoint_plugins]\nrooftune = e:P\n"
 )
 
 
@@ -32,8 +31,8 @@ class Env:
             (self.site / file).write_text("raise SystemExit('the doctor ran this')")
         (info / "RECORD").write_text("".join(f"{file},,\n" for file in files))
 
-    def read(self, *beside: Path) -> VllmEnv:
-        return read_env(self.folder, beside)
+    def read(self) -> VllmEnv:
+        return read_env(self.folder)
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ def test_versions_and_python_are_read(env: Env) -> None:
     found = env.read()
     assert (found.vllm, found.rooftune, found.python) == ("0.32.0+cpu", "", (3, 12))
     assert found.version is not None and found.version.minor == 32 and not found.hooked
-    assert found.plugins == (Plugin("lora", "vllm.general_plugins", "vllm"),) and found.clashes == ()
+    assert found.plugins == (Plugin("lora", "vllm.general_plugins", "vllm"),)
 
 
 def test_the_line_names_every_plugin_in_use_and_the_hook(env: Env) -> None:
@@ -75,33 +74,6 @@ def test_an_allowlist_that_is_set_stays_as_it_is(env: Env) -> None:
 def test_routes_that_share_a_name_with_a_plugin_in_use_would_come_on(env: Env) -> None:
     env.install("both", points="[vllm.general_plugins]\nboth = b:f\n[vllm.endpoint_plugins]\nboth = b:R\n")
     assert env.read().newly_on(None) == (Plugin("both", "vllm.endpoint_plugins", "both"),)
-
-
-def test_another_module_under_an_import_name_of_ours_is_a_clash(env: Env, tmp_path: Path) -> None:
-    env.install("their-engine", files=("engine/__init__.py", "tuner.py"))
-    beside = tmp_path / "work"
-    beside.mkdir()
-    (beside / "policies.py").write_text("")
-    clashes = env.read(beside).clashes
-    assert [clash.partition(":")[0] for clash in clashes] == ["policies", "engine", "tuner"]
-    assert str(beside / "policies.py") in clashes[0]
-    assert "their-engine" in clashes[1] and "their-engine" in clashes[2]
-
-
-def test_our_own_modules_are_none(env: Env, tmp_path: Path) -> None:
-    env.install("rooftune", "0.1.0", HOOK_POINTS, ("policies/wire.py", "engine/interface.py", "tuner/clock.py"))
-    checkout = tmp_path / "checkout"
-    for file in ("policies/wire.py", "engine/interface.py", "tuner/clock.py"):
-        (checkout / file).parent.mkdir(parents=True)
-        (checkout / file).write_text("")
-    (env.site / "_rooftune.pth").write_text(f"import nothing\n{checkout}\n")
-    assert env.read(checkout).clashes == ()
-
-
-def test_a_path_file_leads_to_a_clash(env: Env, tmp_path: Path) -> None:
-    (tmp_path / "theirs" / "engine").mkdir(parents=True)
-    (env.site / "theirs.pth").write_text(f"{tmp_path / 'theirs'}\n")
-    assert len(env.read().clashes) == 1
 
 
 def test_broken_metadata_of_others_hides_only_its_own(env: Env) -> None:

@@ -6,21 +6,21 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from rooftune.policies import wire
+from rooftune.policies.commands import COMMAND_GROUP
+from rooftune.tuner.cli.main import main
+from rooftune.tuner.clock import SystemClock
+from rooftune.tuner.observe.protocol import ProtocolReader
+from rooftune.tuner.observe.window import Window
+from rooftune.tuner.ports.base import PortError, PortFault
+from rooftune.tuner.ports.http import HttpPort, Timeouts
+from rooftune.tuner.ports.vllm import Access, Unseen, Use, discover
+from rooftune.tuner.ports.vllm_versions import Hook
 
-from policies import wire
-from policies.commands import COMMAND_GROUP
 from tests.vllm.server import TOKEN, Server, make_model, serving
-from tuner.cli.main import main
-from tuner.clock import SystemClock
-from tuner.observe.protocol import ProtocolReader
-from tuner.observe.window import Window
-from tuner.ports.base import PortError, PortFault
-from tuner.ports.http import HttpPort, Timeouts
-from tuner.ports.vllm import Access, Unseen, Use, discover
-from tuner.ports.vllm_versions import Hook
 
 pytestmark = pytest.mark.vllm
-POINTS = {"doctor": EntryPoint("doctor", "tuner.cli.doctor:COMMAND", COMMAND_GROUP)}
+POINTS = {"doctor": EntryPoint("doctor", "rooftune.tuner.cli.doctor:COMMAND", COMMAND_GROUP)}
 PATIENT = Timeouts(30.0, 120.0)
 
 

@@ -2,9 +2,9 @@
 
 from collections import Counter
 
-from policies import request as r
-from policies.kv import blocks_for
-from policies.request import Boot, State
+from rooftune.policies import request as r
+from rooftune.policies.kv import blocks_for
+from rooftune.policies.request import Boot, State
 
 
 def check_blocks(state: State, boot: Boot, running: list[int], waiting: list[int], pool: int) -> None:

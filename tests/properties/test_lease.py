@@ -5,10 +5,9 @@ import math
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-
-from policies.envelope import Envelope, KnobBound, Mode
-from policies.lease import BACKWARD_SLACK_S, LeaseReason, Push, boot_book, expire, push, resume, revert
-from policies.request import Setting
+from rooftune.policies.envelope import Envelope, KnobBound, Mode
+from rooftune.policies.lease import BACKWARD_SLACK_S, LeaseReason, Push, boot_book, expire, push, resume, revert
+from rooftune.policies.request import Setting
 
 BOOT = Setting(step_tokens=512, chunk_cap_tokens=0, max_running=64)
 ENVELOPE = Envelope(

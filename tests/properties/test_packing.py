@@ -5,10 +5,10 @@ from collections import Counter
 import numpy as np
 import pytest
 from hypothesis import event, given, settings
+from rooftune.tuner.sim import walk as walk_module
 
 from tests.properties.watch import Watch
 from tests.twin.random_runs import Run, runs
-from tuner.sim import walk as walk_module
 
 # Feature -> least steps in which it must have taken effect over all runs, or the test has not tested it.
 FEATURES = {

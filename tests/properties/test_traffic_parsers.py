@@ -7,12 +7,18 @@ from pathlib import Path
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from policies.errors import InputError
-from tuner.cli.values import parse_burst, parse_count, parse_duration, parse_lengths, parse_rate_scale, parse_share
-from tuner.sim.traces import FORMATS, load_lengths, load_traffic
-from tuner.sim.traffic_file import write_traffic
-from tuner.sim.workload import Traffic
+from rooftune.policies.errors import InputError
+from rooftune.tuner.cli.values import (
+    parse_burst,
+    parse_count,
+    parse_duration,
+    parse_lengths,
+    parse_rate_scale,
+    parse_share,
+)
+from rooftune.tuner.sim.traces import FORMATS, load_lengths, load_traffic
+from rooftune.tuner.sim.traffic_file import write_traffic
+from rooftune.tuner.sim.workload import Traffic
 
 HEADERS = [
     "arrival_s,prompt_tokens,output_tokens",

@@ -7,11 +7,12 @@ from collections import Counter
 from functools import cmp_to_key
 from itertools import pairwise
 
-from policies import packing
-from policies import request as r
-from policies.order import goes_before
-from policies.request import Boot, Setting, State
-from policies.step_time import StepModel
+from rooftune.policies import packing
+from rooftune.policies import request as r
+from rooftune.policies.order import goes_before
+from rooftune.policies.request import Boot, Setting, State
+from rooftune.policies.step_time import StepModel
+
 from tests.properties.block_check import check_blocks
 
 MOST_STEPS = 20_000

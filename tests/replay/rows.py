@@ -1,8 +1,15 @@
 """Rows of a replay to judge, match and write."""
 
-from policies.wire import RequestColumns
-from tuner.record import TargetPart, TrafficPart
-from tuner.replay.result_file import ClientPart, EnginePart, EngineRequestPart, ReplayResult, RequestPart, VerdictPart
+from rooftune.policies.wire import RequestColumns
+from rooftune.tuner.record import TargetPart, TrafficPart
+from rooftune.tuner.replay.result_file import (
+    ClientPart,
+    EnginePart,
+    EngineRequestPart,
+    ReplayResult,
+    RequestPart,
+    VerdictPart,
+)
 
 
 def row(

@@ -4,10 +4,10 @@ import asyncio
 
 import httpx
 import pytest
+from rooftune.policies.errors import InputError, RefusedError
+from rooftune.tuner.replay.engine_side import EngineReader, match
 
-from policies.errors import InputError, RefusedError
 from tests.replay.rows import columns, row
-from tuner.replay.engine_side import EngineReader, match
 
 OFFSET_S = 1000.0
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rooftune.policies.errors import InputError
+from rooftune.policies.slo import Slo, Target, good, margins
+from rooftune.tuner.replay.judge import verdict
+from rooftune.tuner.replay.outcomes import client_outcomes, engine_outcomes
+from rooftune.tuner.replay.result_file import read_result, summary_line, write_result
+from rooftune.tuner.replay.session import client_part
 
-from policies.errors import InputError
-from policies.slo import Slo, Target, good, margins
 from tests.replay.rows import engine_part, engine_row, result, row
-from tuner.replay.judge import verdict
-from tuner.replay.outcomes import client_outcomes, engine_outcomes
-from tuner.replay.result_file import read_result, summary_line, write_result
-from tuner.replay.session import client_part
 
 SLO = Slo((Target("ttft", 0.45, 1.0), Target("longest_gap", 0.2, 1.0)))
 ROWS = [

@@ -6,10 +6,9 @@ from collections.abc import Awaitable, Callable
 
 import numpy as np
 import pytest
-
-from policies.errors import RefusedError
-from tuner.replay.flight import Flight
-from tuner.replay.run import Bodies, send_all
+from rooftune.policies.errors import RefusedError
+from rooftune.tuner.replay.flight import Flight
+from rooftune.tuner.replay.run import Bodies, send_all
 
 Ask = Callable[[Flight, bytes], Awaitable[None]]
 

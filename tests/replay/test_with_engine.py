@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rooftune.policies.commands import COMMAND_GROUP
+from rooftune.tuner.cli.main import main
+from rooftune.tuner.replay.result_file import read_result
 
-from policies.commands import COMMAND_GROUP
 from tests.system.test_serve_fake import TOKEN, serving, url
-from tuner.cli.main import main
-from tuner.replay.result_file import read_result
 
-POINTS = {"replay": EntryPoint("replay", "tuner.cli.replay:COMMAND", COMMAND_GROUP)}
+POINTS = {"replay": EntryPoint("replay", "rooftune.tuner.cli.replay:COMMAND", COMMAND_GROUP)}
 
 
 @pytest.mark.engine

@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from policies.step_time import NAMED_MODELS
-from tuner.record import RunRecord, record_from_json
+from rooftune.policies.step_time import NAMED_MODELS
+from rooftune.tuner.record import RunRecord, record_from_json
 
 BUDGETS = (256, 512, 640, 768, 1024, 2048, 4096, 8192)
 GAP_BOUND_S, TTFT_BOUND_S = 0.03, 2.0

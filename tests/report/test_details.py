@@ -5,17 +5,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-from policies.request import Boot, Setting
-from policies.slo import Slo, Target
-from policies.step_time import NAMED_MODELS, StepCost, StepModel, priced, step_time
-from tuner.record import BARS
-from tuner.report.details import SHORT_S, bars_of, curve_part, timeline_part
-from tuner.search.evaluation import Recommendation
-from tuner.search.recommend import recommend
-from tuner.search.stretch import Steps
-from tuner.sim.engine import Engine
-from tuner.sim.workload import Traffic
+from rooftune.policies.request import Boot, Setting
+from rooftune.policies.slo import Slo, Target
+from rooftune.policies.step_time import NAMED_MODELS, StepCost, StepModel, priced, step_time
+from rooftune.tuner.record import BARS
+from rooftune.tuner.report.details import SHORT_S, bars_of, curve_part, timeline_part
+from rooftune.tuner.search.evaluation import Recommendation
+from rooftune.tuner.search.recommend import recommend
+from rooftune.tuner.search.stretch import Steps
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.workload import Traffic
 
 MODEL = NAMED_MODELS["8b-2tbs"]
 SLO = Slo((Target("ttft", 2.0, 0.99), Target("gap", 0.03, 0.99)))

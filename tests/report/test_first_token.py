@@ -1,9 +1,10 @@
 """What the first screen says where gaps play no part, and where the twin has been checked."""
 
+from rooftune.tuner.record import StepModelPart
+from rooftune.tuner.report.build import _twin_error
+from rooftune.tuner.report.headline import headline
+
 from tests.report.records import record, record_values
-from tuner.record import StepModelPart
-from tuner.report.build import _twin_error
-from tuner.report.headline import headline
 
 
 def test_a_prefill_only_engine_is_said_to_be_tuned_for_the_first_token() -> None:

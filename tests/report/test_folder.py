@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rooftune.policies.errors import InputError, UnreachableError
+from rooftune.tuner.report.folder import report_folder, write_report
 
-from policies.errors import InputError, UnreachableError
 from tests.report.records import record, record_values
-from tuner.report.folder import report_folder, write_report
 
 NAMES = {"index.html", "report.md", "report.json"}
 

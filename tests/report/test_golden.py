@@ -5,11 +5,11 @@ import os
 from pathlib import Path
 
 import pytest
+from rooftune.tuner.record import record_from_json
+from rooftune.tuner.report.folder import record_text, report_files
+from rooftune.tuner.report.summary import summary
 
 from tests.report.records import record_values
-from tuner.record import record_from_json
-from tuner.report.folder import record_text, report_files
-from tuner.report.summary import summary
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 RECORD = GOLDEN / "record.json"

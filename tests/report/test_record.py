@@ -5,10 +5,10 @@ import math
 from typing import Any
 
 import pytest
+from rooftune.policies.errors import InputError
+from rooftune.tuner.record import plain, record_from_json
 
-from policies.errors import InputError
 from tests.report.records import bars, record_values, trial
-from tuner.record import plain, record_from_json
 
 
 def _load(values: Any) -> None:

@@ -1,9 +1,8 @@
 """Numbers in words: what rounds to nothing is still met or missed, and what has no span came at once."""
 
 import pytest
-
-from tuner.record import MarginPart
-from tuner.report import words
+from rooftune.tuner.record import MarginPart
+from rooftune.tuner.report import words
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from policies.errors import UnreachableError
-from policies.request import DEADLINE, Setting
-from tuner.search import archive as module
-from tuner.search.archive import Archive, TwinResult
-from tuner.search.lessons import LiveResult
+from rooftune.policies.errors import UnreachableError
+from rooftune.policies.request import DEADLINE, Setting
+from rooftune.tuner.search import archive as module
+from rooftune.tuner.search.archive import Archive, TwinResult
+from rooftune.tuner.search.lessons import LiveResult
 
 ROOT = Path(__file__).resolve().parents[2]
 STOCK = frozenset({"step_tokens", "chunk_cap_tokens"})
@@ -98,7 +97,8 @@ def test_a_lock_that_goes_is_waited_for_and_one_that_stays_is_named(
 @pytest.mark.slow
 def test_two_controllers_on_one_file_both_get_their_trials_in(url: str) -> None:
     script = (
-        "import sys\nfrom tests.search.test_archive import STOCK, end\nfrom tuner.search.archive import Archive\n"
+        "import sys\nfrom tests.search.test_archive import STOCK, end\n"
+        "from rooftune.tuner.search.archive import Archive\n"
         "kept = Archive(sys.argv[1], 'live')\n"
         "for k in range(10): kept.keep(STOCK, end(int(sys.argv[2]) + 8 * k), [])\n"
     )

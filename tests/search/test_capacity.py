@@ -4,19 +4,18 @@ import math
 
 import numpy as np
 import pytest
-
-from policies.errors import InputError
-from policies.request import Boot, Setting
-from policies.slo import Slo, Target
-from policies.step_time import NAMED_MODELS, priced, step_time
-from tuner.search.capacity import Lever, Resource, find_capacity
-from tuner.search.evaluation import Role
-from tuner.search.feasible_rate import HIGHEST_SCALE, LOWEST_SCALE, feasible_rate
-from tuner.search.objective import evaluate
-from tuner.sim.engine import Engine
-from tuner.sim.generate import document_mix
-from tuner.sim.reshape import Burst, add_burst, scale_rate
-from tuner.sim.workload import Traffic
+from rooftune.policies.errors import InputError
+from rooftune.policies.request import Boot, Setting
+from rooftune.policies.slo import Slo, Target
+from rooftune.policies.step_time import NAMED_MODELS, priced, step_time
+from rooftune.tuner.search.capacity import Lever, Resource, find_capacity
+from rooftune.tuner.search.evaluation import Role
+from rooftune.tuner.search.feasible_rate import HIGHEST_SCALE, LOWEST_SCALE, feasible_rate
+from rooftune.tuner.search.objective import evaluate
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.generate import document_mix
+from rooftune.tuner.sim.reshape import Burst, add_burst, scale_rate
+from rooftune.tuner.sim.workload import Traffic
 
 MODEL = NAMED_MODELS["8b-2tbs"]
 GAP = Slo((Target("ttft", 4.0, 0.99), Target("gap", 0.05, 0.99)))

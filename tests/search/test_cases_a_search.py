@@ -7,18 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rooftune.policies.request import Boot, Setting
+from rooftune.policies.slo import MarginReason, MarginRow, Slo, Target
+from rooftune.policies.step_time import NAMED_MODELS
+from rooftune.tuner.model.model_file import ModelFile, write_model_file
+from rooftune.tuner.search.evaluation import Evaluation, Role
+from rooftune.tuner.search.objective import evaluate
+from rooftune.tuner.search.space import search_space
+from rooftune.tuner.search.study import SettingStudy, Told
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.generate import document_mix
 
-from policies.request import Boot, Setting
-from policies.slo import MarginReason, MarginRow, Slo, Target
-from policies.step_time import NAMED_MODELS
 from tests.cli.commands import rooftune
-from tuner.model.model_file import ModelFile, write_model_file
-from tuner.search.evaluation import Evaluation, Role
-from tuner.search.objective import evaluate
-from tuner.search.space import search_space
-from tuner.search.study import SettingStudy, Told
-from tuner.sim.engine import Engine
-from tuner.sim.generate import document_mix
 
 ENGINE = Engine(Boot(2048, 16, 1, 1, 0, 1), 600_000 // 16, 64)
 BASE = Setting(2048, max_running=64)

@@ -16,20 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rooftune.policies.errors import UnreachableError
+from rooftune.policies.request import Boot, Setting
+from rooftune.policies.slo import Slo, Target
+from rooftune.policies.step_time import NAMED_MODELS
+from rooftune.tuner.search import arena
+from rooftune.tuner.search import study as study_module
+from rooftune.tuner.search.evaluation import Evaluation, Role, Verdict
+from rooftune.tuner.search.objective import evaluate
+from rooftune.tuner.search.space import EVERYTHING, SearchSpace, search_space
+from rooftune.tuner.search.study import SettingStudy
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.generate import document_mix
 
-from policies.errors import UnreachableError
-from policies.request import Boot, Setting
-from policies.slo import Slo, Target
-from policies.step_time import NAMED_MODELS
 from tests.cli.commands import rooftune, write_mix
-from tuner.search import arena
-from tuner.search import study as study_module
-from tuner.search.evaluation import Evaluation, Role, Verdict
-from tuner.search.objective import evaluate
-from tuner.search.space import EVERYTHING, SearchSpace, search_space
-from tuner.search.study import SettingStudy
-from tuner.sim.engine import Engine
-from tuner.sim.generate import document_mix
 
 ROOT = Path(__file__).parents[2]
 MODEL = NAMED_MODELS["8b-2tbs"]

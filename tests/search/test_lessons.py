@@ -1,9 +1,8 @@
 """What live results say against the twin: only beyond chance, only near, and only what is not common to all."""
 
 import pytest
-
-from policies.request import DEADLINE, Setting
-from tuner.search.lessons import Lesson, LiveResult, correction, distance_octaves, lesson
+from rooftune.policies.request import DEADLINE, Setting
+from rooftune.tuner.search.lessons import Lesson, LiveResult, correction, distance_octaves, lesson
 
 HERE = Setting(1024, max_running=64)
 

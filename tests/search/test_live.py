@@ -1,20 +1,19 @@
 """The controller's search: inside its bounds, corrected by what ran live, honest about what it paid."""
 
 import pytest
-
-from policies.errors import InputError
-from policies.request import DEADLINE, FCFS, Boot, Setting
-from policies.slo import Slo, Target
-from policies.step_time import NAMED_MODELS
-from tuner.search.evaluation import Verdict
-from tuner.search.lessons import LiveResult
-from tuner.search.live import LEAST_TRIALS, RANDOM_SHARE, research
-from tuner.search.live_values import LiveProposal, Question
-from tuner.search.objective import evaluate
-from tuner.search.space import search_space
-from tuner.search.study import SettingStudy
-from tuner.sim.engine import Engine
-from tuner.sim.generate import document_mix
+from rooftune.policies.errors import InputError
+from rooftune.policies.request import DEADLINE, FCFS, Boot, Setting
+from rooftune.policies.slo import Slo, Target
+from rooftune.policies.step_time import NAMED_MODELS
+from rooftune.tuner.search.evaluation import Verdict
+from rooftune.tuner.search.lessons import LiveResult
+from rooftune.tuner.search.live import LEAST_TRIALS, RANDOM_SHARE, research
+from rooftune.tuner.search.live_values import LiveProposal, Question
+from rooftune.tuner.search.objective import evaluate
+from rooftune.tuner.search.space import search_space
+from rooftune.tuner.search.study import SettingStudy
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.generate import document_mix
 
 MODEL = NAMED_MODELS["8b-2tbs"]
 ENGINE = Engine(Boot(8192, 16, 1, 1, 0, 1), 37_500, 128)
@@ -132,7 +131,7 @@ def test_live_trials_are_marked_in_the_study_and_stand_beside_the_twins(wide: Li
 
 
 def test_long_traffic_is_looked_at_in_part_and_decided_on_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.search.live.SEARCH_STEPS", 30_000)
+    monkeypatch.setattr("rooftune.tuner.search.live.SEARCH_STEPS", 30_000)
     found = find(trials=40)
     assert LEAST_TRIALS <= found.trials <= 40
     assert all(e.whole_traffic for e in found.leaders)

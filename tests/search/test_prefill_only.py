@@ -2,18 +2,17 @@
 
 import numpy as np
 import pytest
-
-from policies.request import Boot, Setting
-from policies.slo import Slo, Target
-from policies.step_time import NAMED_MODELS
-from tuner.search.evaluation import Role
-from tuner.search.objective import evaluate
-from tuner.search.rank import complexity, rank
-from tuner.search.recommend import recommend
-from tuner.search.study import constraints_of
-from tuner.sim.engine import Engine
-from tuner.sim.generate import document_mix
-from tuner.sim.workload import Traffic
+from rooftune.policies.request import Boot, Setting
+from rooftune.policies.slo import Slo, Target
+from rooftune.policies.step_time import NAMED_MODELS
+from rooftune.tuner.search.evaluation import Role
+from rooftune.tuner.search.objective import evaluate
+from rooftune.tuner.search.rank import complexity, rank
+from rooftune.tuner.search.recommend import recommend
+from rooftune.tuner.search.study import constraints_of
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.generate import document_mix
+from rooftune.tuner.sim.workload import Traffic
 
 MODEL = NAMED_MODELS["8b-2tbs"]
 ENGINE = Engine(Boot(8192, 16, 1, 1, 0, 0), 37_500, 64)

@@ -4,9 +4,8 @@ import math
 
 import numpy as np
 import pytest
-
-from policies.errors import InputError
-from policies.request import (
+from rooftune.policies.errors import InputError
+from rooftune.policies.request import (
     DEADLINE,
     FCFS,
     FIXED_BUDGET,
@@ -16,15 +15,15 @@ from policies.request import (
     Boot,
     Setting,
 )
-from policies.slo import PROFILES, Slo, Target, good
-from policies.step_time import NAMED_MODELS
-from tuner.search.evaluation import Recommendation, Role, Verdict
-from tuner.search.recommend import recommend
-from tuner.search.space import EVERYTHING
-from tuner.sim.engine import Engine
-from tuner.sim.generate import document_mix
-from tuner.sim.twin import simulate
-from tuner.sim.workload import Traffic
+from rooftune.policies.slo import PROFILES, Slo, Target, good
+from rooftune.policies.step_time import NAMED_MODELS
+from rooftune.tuner.search.evaluation import Recommendation, Role, Verdict
+from rooftune.tuner.search.recommend import recommend
+from rooftune.tuner.search.space import EVERYTHING
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.generate import document_mix
+from rooftune.tuner.sim.twin import simulate
+from rooftune.tuner.sim.workload import Traffic
 
 MODEL = NAMED_MODELS["8b-2tbs"]
 ENGINE = Engine(Boot(8192, 16, 1, 1, 0, 1), 600_000 // 16, 128)
@@ -147,8 +146,8 @@ def test_noise_is_the_half_width_of_a_paired_interval(chat: Recommendation) -> N
 
 
 def test_long_traffic_is_raced_on_windows_and_reported_on_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.search.recommend.SEARCH_STEPS", 25_000)
-    monkeypatch.setattr("tuner.search.recommend.LEAST_WINDOW_S", 4.0)
+    monkeypatch.setattr("rooftune.tuner.search.recommend.SEARCH_STEPS", 25_000)
+    monkeypatch.setattr("rooftune.tuner.search.recommend.LEAST_WINDOW_S", 4.0)
     found = run(CHAT, slo(2.0, 0.03), trials=40)
     looks = [e for e in found.evaluations if not e.whole_traffic]
     assert {e.role for e in looks} == {Role.SEARCH, Role.RANDOM}

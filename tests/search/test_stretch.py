@@ -2,16 +2,15 @@
 
 import numpy as np
 import pytest
-
-from policies.request import Boot, Setting
-from policies.slo import Slo, Target
-from policies.step_time import NAMED_MODELS, step_time
-from tuner.search import stretch
-from tuner.search.stretch import steps_between, worst_window
-from tuner.sim.engine import Engine
-from tuner.sim.result import RunResult
-from tuner.sim.twin import simulate
-from tuner.sim.workload import Traffic
+from rooftune.policies.request import Boot, Setting
+from rooftune.policies.slo import Slo, Target
+from rooftune.policies.step_time import NAMED_MODELS, step_time
+from rooftune.tuner.search import stretch
+from rooftune.tuner.search.stretch import steps_between, worst_window
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.result import RunResult
+from rooftune.tuner.sim.twin import simulate
+from rooftune.tuner.sim.workload import Traffic
 
 MODEL = NAMED_MODELS["8b-2tbs"]
 ENGINE = Engine(Boot(8192, 16, 1, 1, 0, 0), kv_blocks=37_500, outside_first_s=0.002)

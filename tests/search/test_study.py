@@ -4,18 +4,17 @@ import math
 from dataclasses import replace
 
 import pytest
-
-from policies.errors import InputError, RefusedError
-from policies.request import Boot, Setting
-from policies.slo import MarginReason, MarginRow, Slo, Target
-from policies.step_time import NAMED_MODELS
-from tuner.search import study as study_module
-from tuner.search.evaluation import Evaluation, Role
-from tuner.search.objective import MARGIN_CAP, capped_margin, constraint, evaluate
-from tuner.search.space import SearchSpace, search_space
-from tuner.search.study import STARTUP_TRIALS, SettingStudy, constraint_names
-from tuner.sim.engine import Engine
-from tuner.sim.generate import document_mix
+from rooftune.policies.errors import InputError, RefusedError
+from rooftune.policies.request import Boot, Setting
+from rooftune.policies.slo import MarginReason, MarginRow, Slo, Target
+from rooftune.policies.step_time import NAMED_MODELS
+from rooftune.tuner.search import study as study_module
+from rooftune.tuner.search.evaluation import Evaluation, Role
+from rooftune.tuner.search.objective import MARGIN_CAP, capped_margin, constraint, evaluate
+from rooftune.tuner.search.space import SearchSpace, search_space
+from rooftune.tuner.search.study import STARTUP_TRIALS, SettingStudy, constraint_names
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.generate import document_mix
 
 ENGINE = Engine(Boot(2048, 16, 1, 1, 0, 1), 600_000 // 16, 64)
 SLO = Slo((Target("ttft", 2.0, 0.99), Target("gap", 0.03, 0.99)))

@@ -16,30 +16,29 @@ from typing import Any
 import numba
 import pytest
 from numba.core.dispatcher import Dispatcher
-
-from tuner.sim import compile as compiling
-from tuner.sim import kernel, twin
+from rooftune.tuner.sim import compile as compiling
+from rooftune.tuner.sim import kernel, twin
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {
-    "policies/__init__.py": "",
-    "policies/rates.py": "PER_TOKEN = 3\n\n\ndef cost(tokens: int) -> int:\n    return PER_TOKEN * tokens\n",
-    "policies/steps.py": (
-        "from policies.rates import cost\n\n\n"
+    "rooftune/policies/__init__.py": "",
+    "rooftune/policies/rates.py": "PER_TOKEN = 3\n\n\ndef cost(tokens: int) -> int:\n    return PER_TOKEN * tokens\n",
+    "rooftune/policies/steps.py": (
+        "from rooftune.policies.rates import cost\n\n\n"
         "def step_cost(tokens):\n    total = cost(0)\n    for index in range(tokens):\n        total += cost(index)\n"
         "    return total\n"
     ),
-    "tuner/__init__.py": "",
-    "tuner/sim/__init__.py": "",
-    "tuner/sim/run.py": (
-        "from policies.steps import step_cost\n\n\ndef replay(tokens):\n    return step_cost(tokens) + 1\n"
+    "rooftune/tuner/__init__.py": "",
+    "rooftune/tuner/sim/__init__.py": "",
+    "rooftune/tuner/sim/run.py": (
+        "from rooftune.policies.steps import step_cost\n\n\ndef replay(tokens):\n    return step_cost(tokens) + 1\n"
     ),
 }
 # Prints what the compiled and the plain function return, and whether the machine code was read from disk.
 PROGRAM = """
 import json
-from policies import rates, steps
-from tuner.sim import compile, run
+from rooftune.policies import rates, steps
+from rooftune.tuner.sim import compile, run
 twin = compile.compiled(run.replay)
 def copies():
     return len(twin.py_func.__globals__["step_cost"].py_func.__globals__["cost"].signatures)
@@ -57,7 +56,7 @@ def tree(tmp_path: Path) -> Path:
         path = tmp_path / "tree" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    shutil.copy(ROOT / "tuner" / "sim" / "compile.py", tmp_path / "tree" / "tuner" / "sim" / "compile.py")
+    shutil.copy(ROOT / "tuner" / "sim" / "compile.py", tmp_path / "tree" / "rooftune" / "tuner" / "sim" / "compile.py")
     return tmp_path / "tree"
 
 
@@ -84,7 +83,7 @@ def test_an_edit_of_a_helper_is_seen_although_the_cache_is_warm(tree: Path, tmp_
     assert (warm["twin"], warm["hits"], warm["copies"]) == (19, 1, 0)
     assert warm["hash"] == cold["hash"]
     # Two calls away and in another package; only a constant beside the helper changes.
-    rates = tree / "policies" / "rates.py"
+    rates = tree / "rooftune" / "policies" / "rates.py"
     rates.write_text(rates.read_text().replace("PER_TOKEN = 3", "PER_TOKEN = 5"))
     edited = run(tree, cache)
     assert (edited["twin"], edited["plain"], edited["hits"]) == (31, 31, 0)
@@ -137,12 +136,12 @@ def test_the_key_covers_every_module_that_the_twin_takes_a_name_from() -> None:
     seen: dict[str, str] = {}
     compiling._VISITING.clear()
     compiling._sources(kernel.replay, seen)
-    policies = {f"policies.{name}" for name in ("packing", "kv", "budget", "order", "step_time", "request")}
-    assert policies | {"tuner.sim.kernel"} <= set(seen)
+    policies = {f"rooftune.policies.{name}" for name in ("packing", "kv", "budget", "order", "step_time", "request")}
+    assert policies | {"rooftune.tuner.sim.kernel"} <= set(seen)
     for name, source in seen.items():
         sources = {node.module for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)}
-        ours = {module for module in sources if module and module.startswith(("policies", "tuner"))}
-        ours -= {"policies.errors"}  # raises where values are made, never in compiled code
+        ours = {module for module in sources if module and module.startswith("rooftune.")}
+        ours -= {"rooftune.policies.errors"}  # raises where values are made, never in compiled code
         assert ours <= set(seen), f"{name} takes names from {ours - set(seen)}, which the key does not cover"
 
 

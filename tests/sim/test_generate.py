@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from policies.errors import InputError
-from tuner.cli.generate import COMMAND
-from tuner.sim.generate import Day, Gamma, Poisson, document_mix, generate
-from tuner.sim.lengths import (
+from rooftune.policies.errors import InputError
+from rooftune.tuner.cli.generate import COMMAND
+from rooftune.tuner.sim.generate import Day, Gamma, Poisson, document_mix, generate
+from rooftune.tuner.sim.lengths import (
     NAMED_MIXES,
     Constant,
     Exponential,
@@ -20,7 +19,7 @@ from tuner.sim.lengths import (
     named_mix,
     with_rare_class,
 )
-from tuner.sim.traces import load_traffic
+from rooftune.tuner.sim.traces import load_traffic
 
 PLAIN = (RequestClass(1.0, Constant(100), Constant(10)),)
 

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from policies.errors import InputError
-from tuner.sim.traces import load_lengths, load_traffic
-from tuner.sim.traffic_file import write_traffic
-from tuner.sim.workload import Traffic
+from rooftune.policies.errors import InputError
+from rooftune.tuner.sim.traces import load_lengths, load_traffic
+from rooftune.tuner.sim.traffic_file import write_traffic
+from rooftune.tuner.sim.workload import Traffic
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
 needs_data = pytest.mark.skipif(not TRACES.is_dir(), reason="needs ../shared/data/traces beside the project")
@@ -57,11 +56,15 @@ def test_mooncake_ids_become_dense_prefix_keys(tmp_path: Path) -> None:
 
 
 def test_general_csv_and_jsonl_say_the_same(tmp_path: Path) -> None:
-    csv = "# rooftune-traffic 1\ntenant,output_tokens,arrival_s,prompt_tokens,cached_tokens\n" \
+    csv = (
+        "# rooftune-traffic 1\ntenant,output_tokens,arrival_s,prompt_tokens,cached_tokens\n"
         '"a, b",5,0.1,10,9\nz,6,1e-1,20,0\n'
-    jsonl = '{"format": "rooftune-traffic", "version": 1}\n' \
-        '{"arrival_s": 0.1, "prompt_tokens": 10, "output_tokens": 5, "cached_tokens": 9, "tenant": "a, b"}\n\n' \
+    )
+    jsonl = (
+        '{"format": "rooftune-traffic", "version": 1}\n'
+        '{"arrival_s": 0.1, "prompt_tokens": 10, "output_tokens": 5, "cached_tokens": 9, "tenant": "a, b"}\n\n'
         '{"arrival_s": 0.1, "prompt_tokens": 20, "output_tokens": 6, "tenant": "z"}'
+    )
     one, two = load_traffic(made(tmp_path, csv)), load_traffic(made(tmp_path, jsonl, "t.jsonl"))
     assert same_requests(one, two)
     assert one.tenant_names == ("a, b", "z")

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 import pytest
-
-from policies.errors import InputError
-from tuner.sim.traces import load_lengths, load_traffic
+from rooftune.policies.errors import InputError
+from rooftune.tuner.sim.traces import load_lengths, load_traffic
 
 HEAD = "arrival_s,prompt_tokens,output_tokens\n"
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"

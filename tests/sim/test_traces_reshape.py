@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-
-from policies.errors import InputError
-from tuner.sim.reshape import Burst, add_burst, scale_rate, window
-from tuner.sim.workload import Traffic
+from rooftune.policies.errors import InputError
+from rooftune.tuner.sim.reshape import Burst, add_burst, scale_rate, window
+from rooftune.tuner.sim.workload import Traffic
 
 
 def steady(n: int = 101, gap_s: float = 1.0) -> Traffic:
@@ -76,8 +75,14 @@ def test_window_is_half_open_and_counts_from_its_start() -> None:
 def test_window_cuts_prefix_content() -> None:
     zeros = np.zeros(3, dtype=np.int64)
     traffic = Traffic(
-        np.arange(3.0), np.array([8, 4, 8]), zeros + 1, zeros, zeros,
-        prefix_offsets=np.array([0, 2, 3, 5]), prefix_keys=np.array([0, 1, 0, 0, 2]), prefix_span_tokens=4,
+        np.arange(3.0),
+        np.array([8, 4, 8]),
+        zeros + 1,
+        zeros,
+        zeros,
+        prefix_offsets=np.array([0, 2, 3, 5]),
+        prefix_keys=np.array([0, 1, 0, 0, 2]),
+        prefix_span_tokens=4,
     )
     part = window(traffic, 1.0, 10.0)
     assert part.prefix_offsets.tolist() == [0, 1, 3]
@@ -92,6 +97,12 @@ def test_prefix_content_is_checked(offsets: list[int], keys: list[int]) -> None:
     zeros = np.zeros(3, dtype=np.int64)
     with pytest.raises(InputError, match="prefix"):
         Traffic(
-            np.arange(3.0), np.array([8, 4, 8]), zeros + 1, zeros, zeros,
-            prefix_offsets=np.array(offsets), prefix_keys=np.array(keys), prefix_span_tokens=4,
+            np.arange(3.0),
+            np.array([8, 4, 8]),
+            zeros + 1,
+            zeros,
+            zeros,
+            prefix_offsets=np.array(offsets),
+            prefix_keys=np.array(keys),
+            prefix_span_tokens=4,
         )

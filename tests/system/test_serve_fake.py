@@ -12,23 +12,22 @@ from pathlib import Path
 
 import httpx
 import pytest
-
-from engine import server_command
-from engine.fake import expected_tokens
-from engine.server_fake import FAKE_PROMPT_VOCAB_TOKENS
-from policies.commands import COMMAND_GROUP
-from tuner.cli.main import main
+from rooftune.engine import server_command
+from rooftune.engine.fake import expected_tokens
+from rooftune.engine.server_fake import FAKE_PROMPT_VOCAB_TOKENS
+from rooftune.policies.commands import COMMAND_GROUP
+from rooftune.tuner.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "tuning-token-0123456789"
-POINTS = {"serve": EntryPoint("serve", "engine.cli:SERVE", COMMAND_GROUP)}
+POINTS = {"serve": EntryPoint("serve", "rooftune.engine.cli:SERVE", COMMAND_GROUP)}
 pytestmark = pytest.mark.slow
 # This checkout's command, whether or not it is installed.
 MAIN = """
 import sys
 from importlib.metadata import EntryPoint
-from tuner.cli.main import main
-sys.exit(main(sys.argv[1:], {"serve": EntryPoint("serve", "engine.cli:SERVE", "rooftune.commands")}))
+from rooftune.tuner.cli.main import main
+sys.exit(main(sys.argv[1:], {"serve": EntryPoint("serve", "rooftune.engine.cli:SERVE", "rooftune.commands")}))
 """
 
 

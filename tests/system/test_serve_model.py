@@ -14,18 +14,19 @@ import pytest
 pytestmark = pytest.mark.engine
 pytest.importorskip("torch")
 
-from engine.cli import SIZES  # noqa: E402 - only where torch is
-from engine.torch.load import load_tokenizer, read_config  # noqa: E402
-from engine.torch.make_model import SHAPES, make_model  # noqa: E402
-from engine.torch.tokenizer import ModelTokenizer  # noqa: E402
+from rooftune.engine.cli import SIZES  # noqa: E402 - only where torch is
+from rooftune.engine.torch.load import load_tokenizer, read_config  # noqa: E402
+from rooftune.engine.torch.make_model import SHAPES, make_model  # noqa: E402
+from rooftune.engine.torch.tokenizer import ModelTokenizer  # noqa: E402
+
 from tests.engine.tiny import generated  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 MAIN = """
 import sys
 from importlib.metadata import EntryPoint
-from tuner.cli.main import main
-sys.exit(main(sys.argv[1:], {"serve": EntryPoint("serve", "engine.cli:SERVE", "rooftune.commands")}))
+from rooftune.tuner.cli.main import main
+sys.exit(main(sys.argv[1:], {"serve": EntryPoint("serve", "rooftune.engine.cli:SERVE", "rooftune.commands")}))
 """
 MESSAGES = [{"role": "user", "content": "What about the little house?"}]
 

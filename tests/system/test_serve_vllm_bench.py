@@ -14,7 +14,7 @@ pytestmark = pytest.mark.vllm
 
 TOKENIZER = """
 import sys
-from engine.torch.make_model import train_tokenizer
+from rooftune.engine.torch.make_model import train_tokenizer
 train_tokenizer(1024, 1, 4096).save_pretrained(sys.argv[1])
 """
 # What `vllm bench serve` runs; the command itself wants a distribution named vllm, which CPU builds are not.

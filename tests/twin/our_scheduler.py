@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from policies.packing import finish_step, plan_step
-from policies.request import (
+from rooftune.policies.packing import finish_step, plan_step
+from rooftune.policies.request import (
     COMPUTED,
     FINISHED,
     FREE_BLOCKS,
@@ -25,7 +25,7 @@ from policies.request import (
     append_waiting,
     new_state,
 )
-from policies.step_time import NAMED_MODELS
+from rooftune.policies.step_time import NAMED_MODELS
 
 Workload = dict[str, Any]
 # Read by no budget policy that takes part here.

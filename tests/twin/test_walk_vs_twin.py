@@ -5,17 +5,17 @@ from collections import Counter
 import numpy as np
 import pytest
 from hypothesis import event, given, settings
+from rooftune.policies.request import Boot, Setting
+from rooftune.policies.step_time import NAMED_MODELS, priced
+from rooftune.tuner.sim import walk as walk_module
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.result import RunResult
+from rooftune.tuner.sim.twin import simulate
+from rooftune.tuner.sim.walk import walk
+from rooftune.tuner.sim.workload import Traffic
 
-from policies.request import Boot, Setting
-from policies.step_time import NAMED_MODELS, priced
 from tests.properties.watch import Watch
 from tests.twin.random_runs import Run, runs
-from tuner.sim import walk as walk_module
-from tuner.sim.engine import Engine
-from tuner.sim.result import RunResult
-from tuner.sim.twin import simulate
-from tuner.sim.walk import walk
-from tuner.sim.workload import Traffic
 
 # Too seldom for the short test; told by hand elsewhere.
 RARE = {"aged before the others": 5, "refused": 5, "stalled": 5}

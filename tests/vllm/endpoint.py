@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from policies import wire
+from rooftune.policies import wire
 
 ROOT = Path(__file__).resolve().parents[2]
 

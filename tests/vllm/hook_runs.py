@@ -5,10 +5,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-
-from policies import wire
-from policies.packing import finish_step, plan_step
-from policies.request import (
+from rooftune.policies import wire
+from rooftune.policies.packing import finish_step, plan_step
+from rooftune.policies.request import (
     FINISHED,
     PLANNED_COUNT,
     PREEMPTED_COUNT,
@@ -18,7 +17,8 @@ from policies.request import (
     Setting,
     append_waiting,
 )
-from policies.step_time import StepModel
+from rooftune.policies.step_time import StepModel
+
 from tests.twin import our_scheduler
 from tests.twin.workloads import make_workload
 

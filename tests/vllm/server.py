@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-
-from policies import wire
+from rooftune.policies import wire
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 900.0  # a busy machine: 25 s when it is idle
@@ -31,7 +30,7 @@ AUTH = {"Authorization": f"Bearer {TOKEN}"}
 MODEL = """
 import sys, torch
 from transformers import LlamaConfig, LlamaForCausalLM
-from engine.torch.make_model import train_tokenizer
+from rooftune.engine.torch.make_model import train_tokenizer
 torch.manual_seed(7)
 tokenizer = train_tokenizer(512, 1, 8192)
 config = LlamaConfig(

@@ -3,12 +3,11 @@
 import random
 
 import pytest
-
-from engine.vllm import budgets
-from engine.vllm.budgets import Budgets
-from policies.budget import step_budget
-from policies.request import PRESSURE, STEP_TIME_TARGET, Boot, Setting
-from policies.step_time import NAMED_MODELS, StepModel
+from rooftune.engine.vllm import budgets
+from rooftune.engine.vllm.budgets import Budgets
+from rooftune.policies.budget import step_budget
+from rooftune.policies.request import PRESSURE, STEP_TIME_TARGET, Boot, Setting
+from rooftune.policies.step_time import NAMED_MODELS, StepModel
 
 BOOT = Boot(2048, 1, 1, 1, 0, 1)
 SOFT = StepModel(0.001, 1e-4, 0.004, 2e-6, 4e-5, 1e-9, 3.0)

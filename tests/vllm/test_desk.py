@@ -6,12 +6,13 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from engine.protocol import About, TuningDesk
-from engine.vllm.desk import RowDesk
-from engine.vllm.records import ARRIVED, ENDED, Recorder
-from policies import wire
-from policies.envelope import Envelope, full_bounds
-from policies.request import Setting
+from rooftune.engine.protocol import About, TuningDesk
+from rooftune.engine.vllm.desk import RowDesk
+from rooftune.engine.vllm.records import ARRIVED, ENDED, Recorder
+from rooftune.policies import wire
+from rooftune.policies.envelope import Envelope, full_bounds
+from rooftune.policies.request import Setting
+
 from tests.engine.random_pushes import random_push
 
 BOOT = Setting(512, max_running=32)

@@ -8,20 +8,19 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
-
-from engine.interface import FinishReason
-from engine.vllm.endpoint import TuningPlugin
-from engine.vllm.hook import hooked
-from engine.vllm.knobs import Knobs
-from engine.vllm.lists import WaitingOrder, decodes_first, hide, prefill_key, unhide
-from engine.vllm.probe import missing, probe
-from engine.vllm.scrape import Series
-from engine.vllm.tracks import TokenClock, Track, why
-from policies import wire
-from policies.envelope import Mode
-from policies.errors import InputError
-from policies.quantiles import median_interval
-from policies.request import DEADLINE, FCFS, SHORTEST_FIRST, Setting
+from rooftune.engine.interface import FinishReason
+from rooftune.engine.vllm.endpoint import TuningPlugin
+from rooftune.engine.vllm.hook import hooked
+from rooftune.engine.vllm.knobs import Knobs
+from rooftune.engine.vllm.lists import WaitingOrder, decodes_first, hide, prefill_key, unhide
+from rooftune.engine.vllm.probe import missing, probe
+from rooftune.engine.vllm.scrape import Series
+from rooftune.engine.vllm.tracks import TokenClock, Track, why
+from rooftune.policies import wire
+from rooftune.policies.envelope import Mode
+from rooftune.policies.errors import InputError
+from rooftune.policies.quantiles import median_interval
+from rooftune.policies.request import DEADLINE, FCFS, SHORTEST_FIRST, Setting
 
 
 def scheduler(**more: Any) -> SimpleNamespace:

@@ -16,12 +16,12 @@ from typing import Any
 
 import httpx
 import pytest
+from rooftune.policies import wire
+from rooftune.tuner.clock import SystemClock
+from rooftune.tuner.observe.protocol import ProtocolReader
 
-from policies import wire
 from tests.contracts.tuning_protocol import in_force, push, taken
 from tests.vllm.server import AUTH, Server, make_model, serving
-from tuner.clock import SystemClock
-from tuner.observe.protocol import ProtocolReader
 
 pytestmark = pytest.mark.vllm
 

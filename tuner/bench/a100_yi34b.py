@@ -12,17 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-
-from policies.commands import Figure
-from policies.errors import bad_value
-from policies.request import FloatArray
-from policies.step_time import StepModel, chunk_attention_work, knee_tokens, step_time
-from tuner.bench.data import need_shared_data
-from tuner.model.fit import fit_steps
-from tuner.model.profile_files import read_batches
-from tuner.model.roofline import FitRefused
-from tuner.model.samples import StepSamples, join
-from tuner.model.start import nonnegative_solution
+from rooftune.policies.commands import Figure
+from rooftune.policies.errors import bad_value
+from rooftune.policies.request import FloatArray
+from rooftune.policies.step_time import StepModel, chunk_attention_work, knee_tokens, step_time
+from rooftune.tuner.bench.data import need_shared_data
+from rooftune.tuner.model.fit import fit_steps
+from rooftune.tuner.model.profile_files import read_batches
+from rooftune.tuner.model.roofline import FitRefused
+from rooftune.tuner.model.samples import StepSamples, join
+from rooftune.tuner.model.start import nonnegative_solution
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "data" / "profiles" / "sarathi-a100-yi-34b"
 # Student's t for 15 degrees of freedom, 95 % two-sided.

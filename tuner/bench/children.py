@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from policies.errors import UnreachableError
+from rooftune.policies.errors import UnreachableError
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ class Children:
         out, err = self._logs / f"{name}.out", self._logs / f"{name}.log"
         self._logs.mkdir(parents=True, exist_ok=True)
         with out.open("wb") as to_out:
-            process = self._spawn(["-m", "tuner.cli.main", *words], subprocess.DEVNULL, to_out, err, env)
+            process = self._spawn(["-m", "rooftune.tuner.cli.main", *words], subprocess.DEVNULL, to_out, err, env)
         return self._keep(Child(name, process, out, err))
 
     def talk(self, name: str, words: Sequence[str]) -> "Talker":

@@ -14,14 +14,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import yaml
-
-from policies.commands import Figure
-from policies.errors import UnreachableError
-from tuner.bench.children import Child, Children, serve
-from tuner.bench.live_gain_plan import Sizes, listed
-from tuner.bench.live_gain_run import Bed
-from tuner.bench.process_cost import BYTES_PER_MB, children_of, cost_of
-from tuner.ports.http import HttpPort
+from rooftune.policies.commands import Figure
+from rooftune.policies.errors import UnreachableError
+from rooftune.tuner.bench.children import Child, Children, serve
+from rooftune.tuner.bench.live_gain_plan import Sizes, listed
+from rooftune.tuner.bench.live_gain_run import Bed
+from rooftune.tuner.bench.process_cost import BYTES_PER_MB, children_of, cost_of
+from rooftune.tuner.ports.http import HttpPort
 
 # What the project promises: megabytes and share of a core while idle.
 MOST_IDLE_MB, MOST_IDLE_SHARE = 150.0, 0.01

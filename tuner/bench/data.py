@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from policies.errors import MissingDataError
+from rooftune.policies.errors import MissingDataError
 
 SHARED_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
-from policies.commands import Figure
+from rooftune.policies.commands import Figure
 
 _HEAD = ("figure", "value", "unit", "baseline", "ratio")
 _TEXT_COLUMNS = (0, 2)

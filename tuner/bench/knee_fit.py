@@ -4,11 +4,10 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
-
-from policies.commands import Figure
-from policies.step_time import NAMED_MODELS, knee_tokens
-from tuner.bench.knee_synthetic import knee_log_sd_bound, make_steps
-from tuner.model.fit import fit_steps
+from rooftune.policies.commands import Figure
+from rooftune.policies.step_time import NAMED_MODELS, knee_tokens
+from rooftune.tuner.bench.knee_synthetic import knee_log_sd_bound, make_steps
+from rooftune.tuner.model.fit import fit_steps
 
 NOISE = 0.1
 OUTLIERS = 0.02

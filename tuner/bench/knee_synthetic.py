@@ -1,11 +1,10 @@
 """Synthetic steps with a known knee, and the best error that any unbiased fit of them can have."""
 
 import numpy as np
-
-from policies.step_time import StepModel
-from tuner.model.columns import NAMES, column_of
-from tuner.model.roofline import predict
-from tuner.model.samples import FloatArray, StepSamples
+from rooftune.policies.step_time import StepModel
+from rooftune.tuner.model.columns import NAMES, column_of
+from rooftune.tuner.model.roofline import predict
+from rooftune.tuner.model.samples import FloatArray, StepSamples
 
 MAX_DECODES = 64
 

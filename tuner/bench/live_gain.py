@@ -18,13 +18,12 @@ from pathlib import Path
 
 import numpy as np
 import yaml
-
-from policies.commands import Figure
-from policies.errors import MissingDataError, RefusedError, UnreachableError
-from policies.quantiles import quantile
-from policies.request import Setting
-from tuner.bench.children import Child, Children, run_to_end, serve
-from tuner.bench.live_gain_plan import (
+from rooftune.policies.commands import Figure
+from rooftune.policies.errors import MissingDataError, RefusedError, UnreachableError
+from rooftune.policies.quantiles import quantile
+from rooftune.policies.request import Setting
+from rooftune.tuner.bench.children import Child, Children, run_to_end, serve
+from rooftune.tuner.bench.live_gain_plan import (
     Listed,
     Sizes,
     at_once,
@@ -33,11 +32,11 @@ from tuner.bench.live_gain_plan import (
     ratio_interval,
     trial_cost,
 )
-from tuner.bench.live_gain_run import Bed
-from tuner.control.outcome import CycleRecord
-from tuner.control.state import StateFile
-from tuner.observe.rows import BoolArray, FloatArray
-from tuner.ports.http import HttpPort
+from rooftune.tuner.bench.live_gain_run import Bed
+from rooftune.tuner.control.outcome import CycleRecord
+from rooftune.tuner.control.state import StateFile
+from rooftune.tuner.observe.rows import BoolArray, FloatArray
+from rooftune.tuner.ports.http import HttpPort
 
 BOOT_TOKENS = 2048
 MAX_RUNNING = 32

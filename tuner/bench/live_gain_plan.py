@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from policies.errors import RefusedError
-from tuner.observe.rows import BoolArray, FloatArray, RequestRows
+from rooftune.policies.errors import RefusedError
+from rooftune.tuner.observe.rows import BoolArray, FloatArray, RequestRows
 
 LONG_EVERY = 8
 DRAWS = 2000

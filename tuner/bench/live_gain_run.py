@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-
-from policies import wire
-from policies.errors import RefusedError, UnreachableError
-from policies.request import Setting
-from tuner.bench.children import Children, Served, Talker
-from tuner.bench.live_gain_plan import Listed, Round, csv_of, round_of
-from tuner.observe.rows import RequestRows
-from tuner.ports.http import HttpPort
+from rooftune.policies import wire
+from rooftune.policies.errors import RefusedError, UnreachableError
+from rooftune.policies.request import Setting
+from rooftune.tuner.bench.children import Children, Served, Talker
+from rooftune.tuner.bench.live_gain_plan import Listed, Round, csv_of, round_of
+from rooftune.tuner.observe.rows import RequestRows
+from rooftune.tuner.ports.http import HttpPort
 
 LEASE_S = 3600.0
 # Longest wait for a client to start, and for a round to run empty.
@@ -35,7 +34,7 @@ class Bed:
         """A client that knows the list."""
         traffic = self.work / f"{name}.csv"
         traffic.write_text(csv_of(requests))
-        words = ["-m", "tuner.bench.rounds_client", self.served.base, self.model, str(traffic)]
+        words = ["-m", "rooftune.tuner.bench.rounds_client", self.served.base, self.model, str(traffic)]
         client = self.children.talk(name, words)
         client.hear("ready", START_S)
         return client

@@ -7,14 +7,14 @@ gaps above 30 ms. Prompts 100 to 1,500 tokens, output exponential with mean 200,
 from collections.abc import Callable
 from pathlib import Path
 
-from policies.request import Boot, Setting
-from policies.slo import Slo, Target
-from policies.step_time import NAMED_MODELS
-from tuner.sim.engine import Engine
-from tuner.sim.generate import document_mix
-from tuner.sim.reshape import scale_rate
-from tuner.sim.traces import load_traffic
-from tuner.sim.workload import Traffic
+from rooftune.policies.request import Boot, Setting
+from rooftune.policies.slo import Slo, Target
+from rooftune.policies.step_time import NAMED_MODELS
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.generate import document_mix
+from rooftune.tuner.sim.reshape import scale_rate
+from rooftune.tuner.sim.traces import load_traffic
+from rooftune.tuner.sim.workload import Traffic
 
 MODEL = NAMED_MODELS["8b-2tbs"]
 ENGINE = Engine(Boot(16_384, 16, 1, 1, 0, 0), 600_000 // 16, 256)

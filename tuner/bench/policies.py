@@ -3,7 +3,7 @@
 Five traffics of ``mixes`` and a day. A figure is the share of requests that meet TTFT <= 2 s and have at most 1 % of
 their gaps above 30 ms. Beside each stands the best budget alone on the same traffic; for the headline, what was
 published for adaptive budgets over the best static setting (+26 % goodput), and for the joint search what a rough
-prototype of the twin found. The page docs/policies.md (``python -m tuner.bench.policies_page``) has the waits too.
+prototype of the twin found. The page docs/policies.md (written by ``policies_page``) has the waits too.
 """
 
 from collections.abc import Iterator
@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
-
-from policies.commands import Figure
-from tuner.bench.mixes import BURSTS, GIANTS, SHOP, mix, traces
-from tuner.bench.policies_families import BUDGET, CHUNK_CAP, JOINT, Row, best_of_families, families
-from tuner.search.slices import APART_S
-from tuner.sim.generate import DAY_S, Day, generate
-from tuner.sim.lengths import Exponential, RequestClass, Uniform
-from tuner.sim.reshape import window
-from tuner.sim.workload import Traffic
+from rooftune.policies.commands import Figure
+from rooftune.tuner.bench.mixes import BURSTS, GIANTS, SHOP, mix, traces
+from rooftune.tuner.bench.policies_families import BUDGET, CHUNK_CAP, JOINT, Row, best_of_families, families
+from rooftune.tuner.search.slices import APART_S
+from rooftune.tuner.sim.generate import DAY_S, Day, generate
+from rooftune.tuner.sim.lengths import Exponential, RequestClass, Uniform
+from rooftune.tuner.sim.reshape import window
+from rooftune.tuner.sim.workload import Traffic
 
 DAY = "a day, 1 to 4 req/s"
 HOURS = 24

@@ -8,20 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-
-from policies.quantiles import quantile
-from policies.request import DEADLINE, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, FloatArray, Setting
-from policies.slo import longest_wait_s
-from tuner.bench.mixes import DEFAULT, ENGINE, MODEL, SLO
-from tuner.search.arena import PARALLEL, Track
-from tuner.search.evaluation import Evaluation, Role
-from tuner.search.objective import evaluate
-from tuner.search.rank import noise
-from tuner.search.slices import slices
-from tuner.search.space import CAPS, EVERYTHING, STOCK_VLLM, SearchSpace, search_space
-from tuner.search.study import SettingStudy
-from tuner.sim.result import RunResult
-from tuner.sim.workload import Traffic
+from rooftune.policies.quantiles import quantile
+from rooftune.policies.request import DEADLINE, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, FloatArray, Setting
+from rooftune.policies.slo import longest_wait_s
+from rooftune.tuner.bench.mixes import DEFAULT, ENGINE, MODEL, SLO
+from rooftune.tuner.search.arena import PARALLEL, Track
+from rooftune.tuner.search.evaluation import Evaluation, Role
+from rooftune.tuner.search.objective import evaluate
+from rooftune.tuner.search.rank import noise
+from rooftune.tuner.search.slices import slices
+from rooftune.tuner.search.space import CAPS, EVERYTHING, STOCK_VLLM, SearchSpace, search_space
+from rooftune.tuner.search.study import SettingStudy
+from rooftune.tuner.sim.result import RunResult
+from rooftune.tuner.sim.workload import Traffic
 
 BUDGET, CHUNK_CAP, JOINT = "budget alone", "chunk cap", "all together"
 STEP_TIME, UNDER_PRESSURE, PARTIAL = "step-time budget", "pressure budget", "partial-prefill caps"

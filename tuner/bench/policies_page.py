@@ -1,6 +1,6 @@
 """Writes docs/policies.md: what each family of settings gains on each traffic, and who waits how long under it.
 
-    python -m tuner.bench.policies_page docs/policies.md
+    python -m rooftune.tuner.bench.policies_page docs/policies.md
 
 Runs the bench ``policies`` in full (minutes on two cores). No figure is a timing of this machine: the same code gives
 the same page, except for the public traces, which are left out where they are not beside the project.
@@ -11,14 +11,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from policies.errors import InputError, RooftuneError
-from policies.request import DEADLINE, FCFS, FIXED_BUDGET, PRESSURE, STEP_TIME_TARGET, Setting
-from tuner.bench.policies import PUBLISHED_GAIN, Case, cases, headline
-from tuner.bench.policies_families import BUDGET, CHUNK_CAP, Row, Waits
+from rooftune.policies.errors import InputError, RooftuneError
+from rooftune.policies.request import DEADLINE, FCFS, FIXED_BUDGET, PRESSURE, STEP_TIME_TARGET, Setting
+from rooftune.tuner.bench.policies import PUBLISHED_GAIN, Case, cases, headline
+from rooftune.tuner.bench.policies_families import BUDGET, CHUNK_CAP, Row, Waits
 
 _HEAD = """# What policies gain
 
-Written by `python -m tuner.bench.policies_page docs/policies.md`; every number comes from that command.
+Written by `python -m rooftune.tuner.bench.policies_page docs/policies.md`; every number comes from that command.
 
 Everything here is **simulated** on the twin with the teaching constants `8b-2tbs`, a KV pool of 600,000 tokens and
 256 sequences. A request is good when its first token comes within 2 s and at most 1 % of its own gaps are above 30 ms.
@@ -117,7 +117,7 @@ def _setting(setting: Setting) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Exit code 0, or 2 with one line when the file cannot be written."""
-    parser = argparse.ArgumentParser(prog="python -m tuner.bench.policies_page", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m rooftune.tuner.bench.policies_page", description=__doc__)
     parser.add_argument("file", help="where to write the page")
     parser.add_argument("--short", action="store_true", help="one traffic, few trials: to try the page itself")
     args = parser.parse_args(words)

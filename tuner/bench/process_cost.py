@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from policies.errors import MissingDataError
+from rooftune.policies.errors import MissingDataError
 
 PROC = Path("/proc")
 BYTES_PER_MB = 1e6

@@ -1,4 +1,5 @@
-"""``python -m tuner.bench.rounds_client URL MODEL FILE``: sends the list of FILE once for each line "go" on standard
+"""``python -m rooftune.tuner.bench.rounds_client URL MODEL FILE``:
+sends the list of FILE once for each line "go" on standard
 input, at its times, and says "done" when the last answer is there. Answers come whole: who wants the time of each token
 asks the engine, and this process takes next to none of the machine."""
 

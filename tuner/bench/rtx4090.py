@@ -10,15 +10,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-
-from policies.commands import Figure
-from policies.request import FloatArray
-from policies.step_time import StepCost
-from tuner.bench.data import need_shared_data
-from tuner.bench.rtx4090_data import FOLDER, LAYERS, ServedRun, read_run
-from tuner.model.profile import read_profile
-from tuner.sim.result import RunResult
-from tuner.sim.twin import simulate
+from rooftune.policies.commands import Figure
+from rooftune.policies.request import FloatArray
+from rooftune.policies.step_time import StepCost
+from rooftune.tuner.bench.data import need_shared_data
+from rooftune.tuner.bench.rtx4090_data import FOLDER, LAYERS, ServedRun, read_run
+from rooftune.tuner.model.profile import read_profile
+from rooftune.tuner.sim.result import RunResult
+from rooftune.tuner.sim.twin import simulate
 
 JUDGED_FROM = 100
 QUANTILES = (0.5, 0.9, 0.95, 0.99)

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-
-from policies.errors import InputError, bad_value
-from policies.request import Boot, FloatArray, IntArray, Setting
-from tuner.model.profile_files import read_json
-from tuner.sim.engine import Engine
-from tuner.sim.workload import Traffic
+from rooftune.policies.errors import InputError, bad_value
+from rooftune.policies.request import Boot, FloatArray, IntArray, Setting
+from rooftune.tuner.model.profile_files import read_json
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.workload import Traffic
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "data" / "profiles" / "vllm-rtx4090-llama-3.1-8b"
 # Llama-3.1-8B: num_hidden_layers (the profile is of one).

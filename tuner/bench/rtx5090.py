@@ -8,15 +8,14 @@ pressure policy are predicted. Docs: decisions/013.
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-
-from policies.commands import Figure
-from policies.request import FloatArray
-from policies.step_time import chunk_attention_work
-from policies.step_time import step_cost as time_of
-from tuner.bench.data import need_shared_data
-from tuner.bench.rtx5090_data import ADAPTIVE, Load, Served, read_runs
-from tuner.bench.rtx5090_judge import Cell, cells_of, flip_rate, signs
-from tuner.bench.rtx5090_twin import CEILING, PRESSURE_TOKENS, Coefficients, fit, replay, step_cost
+from rooftune.policies.commands import Figure
+from rooftune.policies.request import FloatArray
+from rooftune.policies.step_time import chunk_attention_work
+from rooftune.policies.step_time import step_cost as time_of
+from rooftune.tuner.bench.data import need_shared_data
+from rooftune.tuner.bench.rtx5090_data import ADAPTIVE, Load, Served, read_runs
+from rooftune.tuner.bench.rtx5090_judge import Cell, cells_of, flip_rate, signs
+from rooftune.tuner.bench.rtx5090_twin import CEILING, PRESSURE_TOKENS, Coefficients, fit, replay, step_cost
 
 FITTED_BUDGETS = (512, 2048, 16384)
 LARGE, SMALL = CEILING, PRESSURE_TOKENS

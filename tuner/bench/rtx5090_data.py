@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-
-from policies.errors import InputError, bad_value
-from policies.request import IntArray
-from tuner.sim.workload import Traffic
+from rooftune.policies.errors import InputError, bad_value
+from rooftune.policies.request import IntArray
+from rooftune.tuner.sim.workload import Traffic
 
 FILE = Path(__file__).resolve().parents[3] / "shared" / "data" / "profiles" / "ppas-rtx5090" / "runs.csv"
 METRICS = ("avg_ttft", "p95_ttft", "avg_tpot", "p95_tpot", "avg_latency", "p95_latency")

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-
-from policies.request import FloatArray
-from tuner.bench.rtx5090_data import ADAPTIVE, METRICS, Load
+from rooftune.policies.request import FloatArray
+from rooftune.tuner.bench.rtx5090_data import ADAPTIVE, METRICS, Load
 
 # Student's t for four degrees of freedom, 95 % two-sided: five seeds.
 T_95 = 2.776

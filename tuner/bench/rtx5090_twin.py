@@ -10,13 +10,12 @@ from math import inf
 from typing import NamedTuple
 
 import numpy as np
-
-from policies.request import PRESSURE, Boot, FloatArray, Setting
-from policies.step_time import AttentionTable, StepCost, StepModel
-from tuner.bench.rtx5090_data import ADAPTIVE, Load, Served, traffic_of
-from tuner.model.prior import CARDS, card_prior
-from tuner.sim.engine import Engine
-from tuner.sim.twin import simulate
+from rooftune.policies.request import PRESSURE, Boot, FloatArray, Setting
+from rooftune.policies.step_time import AttentionTable, StepCost, StepModel
+from rooftune.tuner.bench.rtx5090_data import ADAPTIVE, Load, Served, traffic_of
+from rooftune.tuner.model.prior import CARDS, card_prior
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.twin import simulate
 
 CEILING = 16384
 PRESSURE_TOKENS = 2048

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from statistics import mean
 
-from policies.commands import Figure
-from policies.request import Setting
-from policies.slo import Slo
-from tuner.bench.mixes import BURSTS, DEFAULT, ENGINE, GIANTS, MODEL, SHOP, SLO, mix
-from tuner.search import baselines
-from tuner.search.arena import PARALLEL, Arena
-from tuner.search.evaluation import Evaluation, Role
-from tuner.search.objective import evaluate
-from tuner.search.rank import rank, value
-from tuner.search.space import EVERYTHING, STOCK_VLLM, SearchSpace, search_space
-from tuner.search.study import SettingStudy
-from tuner.sim.workload import Traffic
+from rooftune.policies.commands import Figure
+from rooftune.policies.request import Setting
+from rooftune.policies.slo import Slo
+from rooftune.tuner.bench.mixes import BURSTS, DEFAULT, ENGINE, GIANTS, MODEL, SHOP, SLO, mix
+from rooftune.tuner.search import baselines
+from rooftune.tuner.search.arena import PARALLEL, Arena
+from rooftune.tuner.search.evaluation import Evaluation, Role
+from rooftune.tuner.search.objective import evaluate
+from rooftune.tuner.search.rank import rank, value
+from rooftune.tuner.search.space import EVERYTHING, STOCK_VLLM, SearchSpace, search_space
+from rooftune.tuner.search.study import SettingStudy
+from rooftune.tuner.sim.workload import Traffic
 
 KNOBS = {"2 knobs": STOCK_VLLM, "every knob": EVERYTHING}
 STEPS, SHORT_STEPS = 2_000_000, 200_000

@@ -17,22 +17,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-
-from policies.commands import Figure
-from policies.errors import UnreachableError
-from policies.outcomes import Outcomes
-from policies.request import Setting
-from policies.step_time import NAMED_MODELS
-from tuner.bench.mixes import TRACES
-from tuner.bench.process_cost import cost_of
-from tuner.control.child_window import engine_of
-from tuner.control.job import Answer, EngineFacts, Job, TargetRow, WindowPart
-from tuner.control.worker import ChildSearcher
-from tuner.model.draws import model_draws
-from tuner.sim.generate import document_mix
-from tuner.sim.traffic_file import write_traffic
-from tuner.sim.twin import simulate
-from tuner.sim.workload import Traffic
+from rooftune.policies.commands import Figure
+from rooftune.policies.errors import UnreachableError
+from rooftune.policies.outcomes import Outcomes
+from rooftune.policies.request import Setting
+from rooftune.policies.step_time import NAMED_MODELS
+from rooftune.tuner.bench.mixes import TRACES
+from rooftune.tuner.bench.process_cost import cost_of
+from rooftune.tuner.control.child_window import engine_of
+from rooftune.tuner.control.job import Answer, EngineFacts, Job, TargetRow, WindowPart
+from rooftune.tuner.control.worker import ChildSearcher
+from rooftune.tuner.model.draws import model_draws
+from rooftune.tuner.sim.generate import document_mix
+from rooftune.tuner.sim.traffic_file import write_traffic
+from rooftune.tuner.sim.twin import simulate
+from rooftune.tuner.sim.workload import Traffic
 
 # What the project promises, on two cores.
 MOST_COLD_S, MOST_RESEARCH_S = 30.0, 2.0
@@ -96,7 +95,7 @@ def _recommend(short: bool) -> Iterator[Figure]:
 def command_times(words: list[str], env: dict[str, str]) -> tuple[float, float]:
     """Wall and processor seconds of one ``rooftune recommend``. Raises UnreachableError when it fails."""
     before, begun_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    command = [sys.executable, "-m", "tuner.cli.main", "recommend", *words]
+    command = [sys.executable, "-m", "rooftune.tuner.cli.main", "recommend", *words]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     wall_s, after = time.perf_counter() - begun_s, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode not in (0, 1):  # 1: nothing meets every target, which takes no less work

@@ -9,17 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 
 import numpy as np
-
-from policies.commands import Figure
-from policies.request import Setting
-from policies.slo import good
-from tuner.bench.mixes import BURSTS, DEFAULT, ENGINE, GIANTS, MODEL, SHOP, SLO, mix, traces
-from tuner.search.arena import PARALLEL, Arena
-from tuner.search.evaluation import Evaluation, Role
-from tuner.search.objective import evaluate
-from tuner.search.rank import rank
-from tuner.search.recommend import recommend
-from tuner.sim.workload import Traffic
+from rooftune.policies.commands import Figure
+from rooftune.policies.request import Setting
+from rooftune.policies.slo import good
+from rooftune.tuner.bench.mixes import BURSTS, DEFAULT, ENGINE, GIANTS, MODEL, SHOP, SLO, mix, traces
+from rooftune.tuner.search.arena import PARALLEL, Arena
+from rooftune.tuner.search.evaluation import Evaluation, Role
+from rooftune.tuner.search.objective import evaluate
+from rooftune.tuner.search.rank import rank
+from rooftune.tuner.search.recommend import recommend
+from rooftune.tuner.sim.workload import Traffic
 
 BUDGETS = (*range(128, 2049, 32), 4096, 8192, 16_384)
 CAPS = (0, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)

@@ -1,7 +1,8 @@
 """Writes docs/truth.md: what the twin predicted of real engines, from the figures that the benches print.
 
-    python -m tuner.bench.truth docs/truth.md       runs the benches in full and writes the page
-    python -m tuner.bench.truth FILE --from FOLDER  takes FOLDER/NAME.jsonl (``rooftune bench NAME --json``) instead
+    python -m rooftune.tuner.bench.truth docs/truth.md       runs the benches in full and writes the page
+    python -m rooftune.tuner.bench.truth FILE --from FOLDER
+        takes FOLDER/NAME.jsonl (``rooftune bench NAME --json``) instead
 
 The words are in truth_page.md; ``[[bench:figure:format]]`` stands for a figure. A figure that no bench prints ends the
 run. No figure is a timing, and all are rounded: the same measurements and the same code give the same page.
@@ -15,9 +16,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from policies.commands import Bench, Figure
-from policies.errors import InputError, RooftuneError
-from tuner.bench import a100_yi34b, rtx4090, rtx5090, truth_why, vllm_sweep
+from rooftune.policies.commands import Bench, Figure
+from rooftune.policies.errors import InputError, RooftuneError
+from rooftune.tuner.bench import a100_yi34b, rtx4090, rtx5090, truth_why, vllm_sweep
 
 PAGE = Path(__file__).with_name("truth_page.md")
 BENCHES: dict[str, Bench] = {
@@ -121,7 +122,7 @@ def run_benches() -> Figures:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the page; 2 with one line when something is missing."""
-    parser = argparse.ArgumentParser(prog="python -m tuner.bench.truth", description="write docs/truth.md")
+    parser = argparse.ArgumentParser(prog="python -m rooftune.tuner.bench.truth", description="write docs/truth.md")
     parser.add_argument("out", type=Path, help="the page to write")
     parser.add_argument(
         "--from", dest="folder", type=Path, help="a folder of NAME.jsonl instead of running the benches"

@@ -5,11 +5,11 @@ What is lost when a mechanism is taken away, which form of the step model errs b
 
 from collections.abc import Iterator
 
-from policies.commands import Figure
-from tuner.bench.data import need_shared_data
-from tuner.bench.truth_why_rtx4090 import why_rtx4090
-from tuner.bench.truth_why_speed import why_speed
-from tuner.bench.truth_why_sweep import why_sweep
+from rooftune.policies.commands import Figure
+from rooftune.tuner.bench.data import need_shared_data
+from rooftune.tuner.bench.truth_why_rtx4090 import why_rtx4090
+from rooftune.tuner.bench.truth_why_speed import why_speed
+from rooftune.tuner.bench.truth_why_sweep import why_sweep
 
 
 def bench(short: bool) -> Iterator[Figure]:

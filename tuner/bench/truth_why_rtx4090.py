@@ -7,14 +7,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-
-from policies.commands import Figure
-from policies.request import Boot, FloatArray
-from policies.step_time import AttentionTable, StepCost
-from tuner.bench.rtx4090 import NUDGES_BLOCKS, quantile_errors, replay, worst
-from tuner.bench.rtx4090_data import FOLDER, LAYERS, ServedRun, read_run
-from tuner.model.profile import JUDGED_STEPS, LayerProfile, read_profile, steps_of
-from tuner.model.table import fit_table
+from rooftune.policies.commands import Figure
+from rooftune.policies.request import Boot, FloatArray
+from rooftune.policies.step_time import AttentionTable, StepCost
+from rooftune.tuner.bench.rtx4090 import NUDGES_BLOCKS, quantile_errors, replay, worst
+from rooftune.tuner.bench.rtx4090_data import FOLDER, LAYERS, ServedRun, read_run
+from rooftune.tuner.model.profile import JUDGED_STEPS, LayerProfile, read_profile, steps_of
+from rooftune.tuner.model.table import fit_table
 
 CONSTANTS_S = (0.00005, 0.0001)
 

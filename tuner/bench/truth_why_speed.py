@@ -11,14 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from policies.commands import Figure
-from policies.errors import InputError
-from policies.request import FloatArray
-from tuner.bench.vllm_sweep import FITTED_CASE, FITTED_RUN, SEEDS, Twin, learn, predictions, speed_of
-from tuner.bench.vllm_sweep_data import Case, cases, outcomes_of, steps_of
-from tuner.bench.vllm_sweep_judge import LATENCIES, SHARES, Values, figures_of, judge
-from tuner.model.samples import StepSamples
+from rooftune.policies.commands import Figure
+from rooftune.policies.errors import InputError
+from rooftune.policies.request import FloatArray
+from rooftune.tuner.bench.vllm_sweep import FITTED_CASE, FITTED_RUN, SEEDS, Twin, learn, predictions, speed_of
+from rooftune.tuner.bench.vllm_sweep_data import Case, cases, outcomes_of, steps_of
+from rooftune.tuner.bench.vllm_sweep_judge import LATENCIES, SHARES, Values, figures_of, judge
+from rooftune.tuner.model.samples import StepSamples
 
 BUSY_RUN, LIKE_RUN = "a_64_t0_r1", "b_64_t0_r1"
 # Steps are alike: as many tokens and requests, contexts within these factors (below the least they do not matter).

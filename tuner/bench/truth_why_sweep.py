@@ -4,19 +4,18 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
-
-from policies.commands import Figure
-from policies.step_time import StepModel
-from tuner.bench.vllm_sweep import FITTED_RUN, RESERVOIR_STEPS, SEEDS, Twin, learn, predictions, speed_of
-from tuner.bench.vllm_sweep_data import Case, cases, outcomes_of, steps_of
-from tuner.bench.vllm_sweep_judge import Judged, Values, figures_of, judge
-from tuner.model.fit import fit_steps
-from tuner.model.reservoir import Reservoir
-from tuner.model.roofline import mape, predict
-from tuner.model.samples import StepSamples, join
-from tuner.model.table import StepTable, fit_table
-from tuner.model.warm import seen_before
-from tuner.sim.noise import QUIET
+from rooftune.policies.commands import Figure
+from rooftune.policies.step_time import StepModel
+from rooftune.tuner.bench.vllm_sweep import FITTED_RUN, RESERVOIR_STEPS, SEEDS, Twin, learn, predictions, speed_of
+from rooftune.tuner.bench.vllm_sweep_data import Case, cases, outcomes_of, steps_of
+from rooftune.tuner.bench.vllm_sweep_judge import Judged, Values, figures_of, judge
+from rooftune.tuner.model.fit import fit_steps
+from rooftune.tuner.model.reservoir import Reservoir
+from rooftune.tuner.model.roofline import mape, predict
+from rooftune.tuner.model.samples import StepSamples, join
+from rooftune.tuner.model.table import StepTable, fit_table
+from rooftune.tuner.model.warm import seen_before
+from rooftune.tuner.sim.noise import QUIET
 
 # A run on a faster machine, nearly always busy: what is out of bounds is mostly its own.
 BUSY = Case("a", 64, 0)

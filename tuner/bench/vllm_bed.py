@@ -16,13 +16,12 @@ from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import httpx
-
-from policies.errors import MissingDataError, UnreachableError
-from policies.request import Setting
-from tuner.bench.children import Child, Children, Served, Talker, wait_for
-from tuner.bench.live_gain_plan import Listed
-from tuner.bench.live_gain_run import Bed
-from tuner.ports.http import HttpPort, Timeouts
+from rooftune.policies.errors import MissingDataError, UnreachableError
+from rooftune.policies.request import Setting
+from rooftune.tuner.bench.children import Child, Children, Served, Talker, wait_for
+from rooftune.tuner.bench.live_gain_plan import Listed
+from rooftune.tuner.bench.live_gain_run import Bed
+from rooftune.tuner.ports.http import HttpPort, Timeouts
 
 VARIABLE = "ROOFTUNE_VLLM_ENV"
 PROJECT = Path(__file__).resolve().parents[2]
@@ -63,14 +62,15 @@ def visible(folder: Path, found: Distribution | None = None) -> Path:
         groups.setdefault(point.group, []).append(f"{point.name} = {point.value}")
     lines = [line for group, names in groups.items() for line in (f"[{group}]", *names)]
     (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    (folder / "rooftune").mkdir()
     for name in PACKAGES:
-        (folder / name).symlink_to(PROJECT / name, target_is_directory=True)
+        (folder / "rooftune" / name).symlink_to(PROJECT / name, target_is_directory=True)
     return folder
 
 
 def make_model(python: Path, links: Path, target: Path, size: str) -> None:
     """``rooftune make-model`` by vLLM's interpreter, which has the torch that it needs. Raises UnreachableError."""
-    words = [str(python), "-m", "tuner.cli.main", "make-model", str(target), "--size", size]
+    words = [str(python), "-m", "rooftune.tuner.cli.main", "make-model", str(target), "--size", size]
     log = target.with_name("make-model.log")
     with log.open("wb") as to_log:
         process = subprocess.Popen(words, env=_environment(links), stdout=to_log, stderr=to_log, process_group=0)

@@ -18,20 +18,19 @@ from pathlib import Path
 
 import numpy as np
 import yaml
-
-from policies import wire
-from policies.commands import Figure
-from policies.errors import RefusedError, UnreachableError
-from policies.quantiles import quantile
-from policies.request import Setting
-from tuner.bench.children import Child, Children, Talker
-from tuner.bench.live_gain import Swept, rounds_with_trials
-from tuner.bench.live_gain_plan import Round, Sizes, at_once, listed, ratio_interval, share_of_best, trial_cost
-from tuner.bench.live_gain_run import Bed
-from tuner.bench.vllm_bed import BOOT_TOKENS, DEFAULT, Ground, greatest_rps, vllm_python
-from tuner.control.outcome import CycleRecord
-from tuner.control.state import StateFile
-from tuner.observe.rows import BoolArray, FloatArray
+from rooftune.policies import wire
+from rooftune.policies.commands import Figure
+from rooftune.policies.errors import RefusedError, UnreachableError
+from rooftune.policies.quantiles import quantile
+from rooftune.policies.request import Setting
+from rooftune.tuner.bench.children import Child, Children, Talker
+from rooftune.tuner.bench.live_gain import Swept, rounds_with_trials
+from rooftune.tuner.bench.live_gain_plan import Round, Sizes, at_once, listed, ratio_interval, share_of_best, trial_cost
+from rooftune.tuner.bench.live_gain_run import Bed
+from rooftune.tuner.bench.vllm_bed import BOOT_TOKENS, DEFAULT, Ground, greatest_rps, vllm_python
+from rooftune.tuner.control.outcome import CycleRecord
+from rooftune.tuner.control.state import StateFile
+from rooftune.tuner.observe.rows import BoolArray, FloatArray
 
 # Of the rate at which the queue grows at the default: the middle of 60 to 85 %.
 LOAD = 0.72

@@ -14,17 +14,16 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-
-from policies.commands import Figure
-from policies.errors import UnreachableError
-from policies.request import Boot, Setting
-from policies.wire import State
-from tuner.bench.children import Children, Talker
-from tuner.bench.live_gain_plan import Listed, Sizes, at_once, listed
-from tuner.bench.live_gain_run import Bed
-from tuner.bench.vllm_bed import DEFAULT, Ground, greatest_rps, vllm_python
-from tuner.bench.vllm_load import busy, others_cpus
-from tuner.bench.vllm_prediction_twin import (
+from rooftune.policies.commands import Figure
+from rooftune.policies.errors import UnreachableError
+from rooftune.policies.request import Boot, Setting
+from rooftune.policies.wire import State
+from rooftune.tuner.bench.children import Children, Talker
+from rooftune.tuner.bench.live_gain_plan import Listed, Sizes, at_once, listed
+from rooftune.tuner.bench.live_gain_run import Bed
+from rooftune.tuner.bench.vllm_bed import DEFAULT, Ground, greatest_rps, vllm_python
+from rooftune.tuner.bench.vllm_load import busy, others_cpus
+from rooftune.tuner.bench.vllm_prediction_twin import (
     Values,
     figures_of,
     judged,
@@ -34,13 +33,13 @@ from tuner.bench.vllm_prediction_twin import (
     step_mape,
     traffic_of,
 )
-from tuner.bench.vllm_sweep import Twin, speed_of
-from tuner.bench.vllm_sweep_judge import Judged
-from tuner.clock import SystemClock
-from tuner.model.samples import join
-from tuner.observe.protocol import ProtocolReader
-from tuner.observe.rows import RequestRows, StepRows
-from tuner.sim.engine import Engine
+from rooftune.tuner.bench.vllm_sweep import Twin, speed_of
+from rooftune.tuner.bench.vllm_sweep_judge import Judged
+from rooftune.tuner.clock import SystemClock
+from rooftune.tuner.model.samples import join
+from rooftune.tuner.observe.protocol import ProtocolReader
+from rooftune.tuner.observe.rows import RequestRows, StepRows
+from rooftune.tuner.sim.engine import Engine
 
 FITTED = DEFAULT._replace(step_tokens=512)
 # Of the rate at which the queue grows at the default.

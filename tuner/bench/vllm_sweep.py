@@ -10,25 +10,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from policies.commands import Figure
-from policies.outcomes import Outcomes
-from policies.request import Boot
-from policies.step_time import StepCost, priced
-from tuner.bench.data import need_shared_data
-from tuner.bench.vllm_sweep_data import MAX_RUNNING, Case, cases, outcomes_of, stamps_of, steps_of, traffic_of
-from tuner.bench.vllm_sweep_judge import LATENCIES, SHARES, Judged, Values, figures_of, judge, ranking
-from tuner.model.fit import fit_steps
-from tuner.model.reservoir import Reservoir
-from tuner.model.roofline import predict as predict_steps
-from tuner.model.samples import StepSamples, join
-from tuner.model.table import fit_table
-from tuner.model.warm import seen_before
-from tuner.sim.calibrate import Verdict, calibrate
-from tuner.sim.engine import Engine
-from tuner.sim.noise import QUIET, StepNoise
-from tuner.sim.outside import Outside, learn_outside, predict
-from tuner.sim.residuals import noise_from_steps
+from rooftune.policies.commands import Figure
+from rooftune.policies.outcomes import Outcomes
+from rooftune.policies.request import Boot
+from rooftune.policies.step_time import StepCost, priced
+from rooftune.tuner.bench.data import need_shared_data
+from rooftune.tuner.bench.vllm_sweep_data import MAX_RUNNING, Case, cases, outcomes_of, stamps_of, steps_of, traffic_of
+from rooftune.tuner.bench.vllm_sweep_judge import LATENCIES, SHARES, Judged, Values, figures_of, judge, ranking
+from rooftune.tuner.model.fit import fit_steps
+from rooftune.tuner.model.reservoir import Reservoir
+from rooftune.tuner.model.roofline import predict as predict_steps
+from rooftune.tuner.model.samples import StepSamples, join
+from rooftune.tuner.model.table import fit_table
+from rooftune.tuner.model.warm import seen_before
+from rooftune.tuner.sim.calibrate import Verdict, calibrate
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.noise import QUIET, StepNoise
+from rooftune.tuner.sim.outside import Outside, learn_outside, predict
+from rooftune.tuner.sim.residuals import noise_from_steps
 
 FITTED_RUN = "b_512_t0_r1"
 FITTED_CASE = Case("b", 512, 0)

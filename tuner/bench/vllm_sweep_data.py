@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-
-from policies.errors import InputError
-from policies.outcomes import Outcomes
-from policies.request import FloatArray, Setting
-from tuner.model.sample_file import read_steps
-from tuner.model.samples import StepSamples
-from tuner.sim.outside import RequestStamps, StepStamps
-from tuner.sim.traces import load_traffic
-from tuner.sim.workload import Traffic
+from rooftune.policies.errors import InputError
+from rooftune.policies.outcomes import Outcomes
+from rooftune.policies.request import FloatArray, Setting
+from rooftune.tuner.model.sample_file import read_steps
+from rooftune.tuner.model.samples import StepSamples
+from rooftune.tuner.sim.outside import RequestStamps, StepStamps
+from rooftune.tuner.sim.traces import load_traffic
+from rooftune.tuner.sim.workload import Traffic
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "data" / "vllm-cpu-sweep"
 LISTS = {"a": "list_a_chat.csv", "b": "list_b_mixed.csv"}

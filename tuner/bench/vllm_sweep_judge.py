@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-
-from policies.outcomes import Outcomes
-from policies.quantiles import quantile, weighted_quantile
-from policies.slo import attainment
-from policies.targets import Slo, Target
+from rooftune.policies.outcomes import Outcomes
+from rooftune.policies.quantiles import quantile, weighted_quantile
+from rooftune.policies.slo import attainment
+from rooftune.policies.targets import Slo, Target
 
 LATENCIES = ("gap_p95", "gap_p99", "longest_gap_p99", "ttft_p50", "ttft_p95")
 SHARES = ("good_s1", "good_s2")

@@ -4,10 +4,10 @@ import argparse
 import sys
 from importlib.metadata import EntryPoint
 
-from policies.commands import BENCH_GROUP, Bench, Command, Figure
-from policies.errors import InputError, MissingDataError
-from tuner.bench.frame import json_line, table
-from tuner.cli.registry import find, missing_extra, registered
+from rooftune.policies.commands import BENCH_GROUP, Bench, Command, Figure
+from rooftune.policies.errors import InputError, MissingDataError
+from rooftune.tuner.bench.frame import json_line, table
+from rooftune.tuner.cli.registry import find, missing_extra, registered
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

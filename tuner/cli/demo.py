@@ -13,21 +13,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
-
-from policies.commands import Command
-from policies.errors import InputError, UnreachableError
-from tuner.bench.children import Child, Children, Served, hangup_is_interrupt, serve
-from tuner.cli.demo_plan import WATCH_REQUESTS, Bounds, bounds_of, plan_of, traffic_csv
-from tuner.cli.demo_probe import IDS, first_model, measure
-from tuner.cli.demo_story import Event, Follower, asked_for, closing, happened, opening, settled, status
-from tuner.cli.progress import Progress, progress_to_stderr, warm_twin
-from tuner.cli.values import parse_duration
-from tuner.control.outcome import CycleRecord
-from tuner.control.state import StateFile
-from tuner.files import locked, shown_path
-from tuner.observe.rows import RequestRows
-from tuner.ports.http import HttpPort
-from tuner.sim.files import write_text
+from rooftune.policies.commands import Command
+from rooftune.policies.errors import InputError, UnreachableError
+from rooftune.tuner.bench.children import Child, Children, Served, hangup_is_interrupt, serve
+from rooftune.tuner.cli.demo_plan import WATCH_REQUESTS, Bounds, bounds_of, plan_of, traffic_csv
+from rooftune.tuner.cli.demo_probe import IDS, first_model, measure
+from rooftune.tuner.cli.demo_story import Event, Follower, asked_for, closing, happened, opening, settled, status
+from rooftune.tuner.cli.progress import Progress, progress_to_stderr, warm_twin
+from rooftune.tuner.cli.values import parse_duration
+from rooftune.tuner.control.outcome import CycleRecord
+from rooftune.tuner.control.state import StateFile
+from rooftune.tuner.files import locked, shown_path
+from rooftune.tuner.observe.rows import RequestRows
+from rooftune.tuner.ports.http import HttpPort
+from rooftune.tuner.sim.files import write_text
 
 BOOT_TOKENS = 2048
 MAX_RUNNING = 32

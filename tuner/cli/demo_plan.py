@@ -6,10 +6,9 @@ import random
 from dataclasses import dataclass
 
 import numpy as np
-
-from policies.errors import RefusedError, bad_value
-from policies.quantiles import quantile
-from tuner.observe.rows import FINISHED, RequestRows
+from rooftune.policies.errors import RefusedError, bad_value
+from rooftune.policies.quantiles import quantile
+from rooftune.tuner.observe.rows import FINISHED, RequestRows
 
 DOCUMENT_EVERY = 4
 # A document that takes this long to read alone stalls everybody visibly, and no machine chokes on it.

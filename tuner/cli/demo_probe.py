@@ -5,12 +5,11 @@ from dataclasses import dataclass
 
 import httpx
 import numpy as np
-
-from policies.errors import RefusedError, UnreachableError
-from tuner.bench.children import Served
-from tuner.cli.demo_plan import Speed
-from tuner.observe.rows import StepRows
-from tuner.ports.http import HttpPort
+from rooftune.policies.errors import RefusedError, UnreachableError
+from rooftune.tuner.bench.children import Served
+from rooftune.tuner.cli.demo_plan import Speed
+from rooftune.tuner.observe.rows import StepRows
+from rooftune.tuner.ports.http import HttpPort
 
 WAIT_S = 120.0
 ANSWER_TOKENS = 24

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from policies.guard import Action
-from policies.step_time import StepModel, step_time
-from tuner.cli.demo_plan import DOCUMENT_EVERY, Bounds, Plan, Speed
-from tuner.control.explain import explain, knee, knobs, share
-from tuner.control.explain_words import MEANING
-from tuner.control.outcome import CycleReason, CycleRecord, FitPart
-from tuner.model.roofline import REMEDIES, FitCode
+from rooftune.policies.guard import Action
+from rooftune.policies.step_time import StepModel, step_time
+from rooftune.tuner.cli.demo_plan import DOCUMENT_EVERY, Bounds, Plan, Speed
+from rooftune.tuner.control.explain import explain, knee, knobs, share
+from rooftune.tuner.control.explain_words import MEANING
+from rooftune.tuner.control.outcome import CycleReason, CycleRecord, FitPart
+from rooftune.tuner.model.roofline import REMEDIES, FitCode
 
 Event = dict[str, Any]
 # After a push that proved itself, one of these says that nothing better is in sight.

@@ -8,20 +8,20 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from policies.commands import Command
-from policies.errors import InputError, RooftuneError
-from tuner.cli.doctor_engine import Asked, engine_findings
-from tuner.cli.doctor_env import allowlist_line, env_findings
-from tuner.cli.doctor_finding import Check, Finding, bad, exit_code, note, ok
-from tuner.cli.face_client import ask
-from tuner.cli.state_flags import add_state_flags, read_config, state_folder
-from tuner.cli.values import flag_of, parse_duration
-from tuner.clock import Clock, SystemClock
-from tuner.config import Config
-from tuner.control.state import StateFile
-from tuner.files import shown_path
-from tuner.ports.http import Timeouts
-from tuner.ports.vllm_env import VARIABLE
+from rooftune.policies.commands import Command
+from rooftune.policies.errors import InputError, RooftuneError
+from rooftune.tuner.cli.doctor_engine import Asked, engine_findings
+from rooftune.tuner.cli.doctor_env import allowlist_line, env_findings
+from rooftune.tuner.cli.doctor_finding import Check, Finding, bad, exit_code, note, ok
+from rooftune.tuner.cli.face_client import ask
+from rooftune.tuner.cli.state_flags import add_state_flags, read_config, state_folder
+from rooftune.tuner.cli.values import flag_of, parse_duration
+from rooftune.tuner.clock import Clock, SystemClock
+from rooftune.tuner.config import Config
+from rooftune.tuner.control.state import StateFile
+from rooftune.tuner.files import shown_path
+from rooftune.tuner.ports.http import Timeouts
+from rooftune.tuner.ports.vllm_env import VARIABLE
 
 SCHEMA = "rooftune.doctor"
 _CYCLE_S = 15.0
@@ -71,7 +71,7 @@ def _findings(arguments: argparse.Namespace, config: Config | None, clock: Clock
             "nothing to look at; give --engine URL, --vllm-env DIR, --config FILE, --state DIR or --face URL"
         )
     if arguments.vllm_env is not None:
-        yield from env_findings(Path(arguments.vllm_env), _in_force(arguments), [Path.cwd()])
+        yield from env_findings(Path(arguments.vllm_env), _in_force(arguments))
     if asked is not None:
         yield from _open_to_all(asked.token_file)
         yield from engine_findings(asked, clock)

@@ -6,17 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-
-from policies import wire
-from tuner.cli.doctor_finding import Check, Finding, bad, note, ok
-from tuner.clock import Clock
-from tuner.control.signals import FREEZING, find_signals
-from tuner.observe.protocol import ProtocolReader, Reading
-from tuner.ports.address import parse_address
-from tuner.ports.base import PortError, PortFault
-from tuner.ports.http import HttpPort, Timeouts
-from tuner.ports.vllm import Access, Found, discover
-from tuner.ports.vllm_versions import Hook
+from rooftune.policies import wire
+from rooftune.tuner.cli.doctor_finding import Check, Finding, bad, note, ok
+from rooftune.tuner.clock import Clock
+from rooftune.tuner.control.signals import FREEZING, find_signals
+from rooftune.tuner.observe.protocol import ProtocolReader, Reading
+from rooftune.tuner.ports.address import parse_address
+from rooftune.tuner.ports.base import PortError, PortFault
+from rooftune.tuner.ports.http import HttpPort, Timeouts
+from rooftune.tuner.ports.vllm import Access, Found, discover
+from rooftune.tuner.ports.vllm_versions import Hook
 
 STALE_S = 30.0
 BETWEEN_S = 0.5

@@ -1,21 +1,19 @@
 """The doctor at a vLLM environment: what it needs to carry the hook, and the line that loads it. Runs nothing of it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from tuner.cli.doctor_finding import Check, Finding, bad, note, ok
-from tuner.ports.vllm_env import HOOK, VARIABLE, VllmEnv, read_env
-from tuner.ports.vllm_versions import Hook, capabilities
+from rooftune.tuner.cli.doctor_finding import Check, Finding, bad, note, ok
+from rooftune.tuner.ports.vllm_env import HOOK, VARIABLE, VllmEnv, read_env
+from rooftune.tuner.ports.vllm_versions import Hook, capabilities
 
 _PYTHON = (3, 11)
 
 
-def env_findings(folder: Path, in_force: str | None, beside: Sequence[Path] = ()) -> Iterator[Finding]:
+def env_findings(folder: Path, in_force: str | None) -> Iterator[Finding]:
     """in_force: VLLM_PLUGINS of the server now, None: not set. Raises InputError when the folder is no environment."""
-    env = read_env(folder, beside)
+    env = read_env(folder)
     yield from _versions(env)
-    for clash in env.clashes:
-        yield bad(Check.CLASH, f"not ours under an import name of ours: {clash}", "rename it or keep the two apart")
     yield from _plugins(env, in_force)
 
 

@@ -37,7 +37,6 @@ class Check(StrEnum):
     PYTHON = "python"
     VLLM = "vllm"
     ROOFTUNE = "rooftune"
-    CLASH = "clash"
     PLUGINS = "plugins"
 
 

@@ -2,13 +2,13 @@
 
 import argparse
 
-from policies.errors import InputError
-from policies.request import Boot, Setting
-from tuner.cli.traffic_flags import without_prefixes
-from tuner.cli.values import parse_count
-from tuner.record import Source
-from tuner.sim.engine import Engine, check_setting
-from tuner.sim.workload import Traffic
+from rooftune.policies.errors import InputError
+from rooftune.policies.request import Boot, Setting
+from rooftune.tuner.cli.traffic_flags import without_prefixes
+from rooftune.tuner.cli.values import parse_count
+from rooftune.tuner.record import Source
+from rooftune.tuner.sim.engine import Engine, check_setting
+from rooftune.tuner.sim.workload import Traffic
 
 CEILING_TOKENS = 8192
 KV_TOKENS = 600_000

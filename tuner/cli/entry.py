@@ -12,10 +12,10 @@ _INTERRUPTED = 130
 
 
 def main() -> int:
-    """Run ``tuner.cli.main.main``, which answers signals in its own way once it is there."""
+    """Run ``rooftune.tuner.cli.main.main``, which answers signals in its own way once it is there."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a background job's shell may have it ignored
         signal.signal(signal.SIGINT, _end)
-    from tuner.cli.main import main as run
+    from rooftune.tuner.cli.main import main as run
 
     try:
         return run()

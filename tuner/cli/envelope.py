@@ -11,13 +11,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
-from policies.commands import Command
-from policies.errors import InfeasibleError, InputError, bad_value
-from tuner.cli.values import flag_of, parse_count
-from tuner.ports.vllm_boot import BootFlags, BootTrial, ModelFacts, Objection, objections
-from tuner.ports.vllm_defaults import Batch, Card, Platform, Start, Usage, default_batch
-from tuner.ports.vllm_envelope import Advice, BootPoint, Geometry, Headroom, advice_lines, advise, price
-from tuner.ports.vllm_versions import Version, capabilities, parse_version
+from rooftune.policies.commands import Command
+from rooftune.policies.errors import InfeasibleError, InputError, bad_value
+from rooftune.tuner.cli.values import flag_of, parse_count
+from rooftune.tuner.ports.vllm_boot import BootFlags, BootTrial, ModelFacts, Objection, objections
+from rooftune.tuner.ports.vllm_defaults import Batch, Card, Platform, Start, Usage, default_batch
+from rooftune.tuner.ports.vllm_envelope import Advice, BootPoint, Geometry, Headroom, advice_lines, advise, price
+from rooftune.tuner.ports.vllm_versions import Version, capabilities, parse_version
 
 SCHEMA = "rooftune.envelope"
 W = TypeVar("W", bound=StrEnum)

@@ -2,13 +2,13 @@
 
 import argparse
 
-from policies.commands import Command
-from policies.errors import RefusedError
-from tuner.cli.state_flags import add_state_flags, read_config, state_folder
-from tuner.cli.values import parse_count
-from tuner.control.explain import explain, knobs
-from tuner.control.outcome import CycleRecord
-from tuner.control.state import StateFile
+from rooftune.policies.commands import Command
+from rooftune.policies.errors import RefusedError
+from rooftune.tuner.cli.state_flags import add_state_flags, read_config, state_folder
+from rooftune.tuner.cli.values import parse_count
+from rooftune.tuner.control.explain import explain, knobs
+from rooftune.tuner.control.outcome import CycleRecord
+from rooftune.tuner.control.state import StateFile
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, Request
 
-from policies.errors import InputError, RefusedError, UnreachableError
-from tuner.ports.token import read_token
+from rooftune.policies.errors import InputError, RefusedError, UnreachableError
+from rooftune.tuner.ports.token import read_token
 
 TIMEOUT_S = 10.0  # of a single read
 TOTAL_S = 20.0

@@ -5,10 +5,9 @@ import json
 import sys
 
 import numpy as np
-
-from policies.commands import Command
-from policies.errors import InputError
-from tuner.cli.values import (
+from rooftune.policies.commands import Command
+from rooftune.policies.errors import InputError
+from rooftune.tuner.cli.values import (
     flag_of,
     parse_count,
     parse_duration,
@@ -18,12 +17,20 @@ from tuner.cli.values import (
     parse_rate,
     parse_share,
 )
-from tuner.files import shown_path
-from tuner.sim.generate import DAY_S, MAX_SEED, Arrivals, Day, Gamma, Poisson, generate
-from tuner.sim.lengths import NAMED_MIXES, Exponential, Lengths, RequestClass, Uniform, named_mix, with_rare_class
-from tuner.sim.traces import load_lengths
-from tuner.sim.traffic_file import write_traffic
-from tuner.sim.workload import Traffic
+from rooftune.tuner.files import shown_path
+from rooftune.tuner.sim.generate import DAY_S, MAX_SEED, Arrivals, Day, Gamma, Poisson, generate
+from rooftune.tuner.sim.lengths import (
+    NAMED_MIXES,
+    Exponential,
+    Lengths,
+    RequestClass,
+    Uniform,
+    named_mix,
+    with_rare_class,
+)
+from rooftune.tuner.sim.traces import load_lengths
+from rooftune.tuner.sim.traffic_file import write_traffic
+from rooftune.tuner.sim.workload import Traffic
 
 _EXAMPLE = """examples:
   chat with documents, one prompt in 30 of 60,000 to 100,000 tokens:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 
-from policies.commands import Command
-from tuner.cli.state_flags import add_state_flags, read_config, state_folder
-from tuner.cli.table import table
-from tuner.cli.values import parse_count
-from tuner.control.explain import knobs, points, share
-from tuner.control.outcome import CycleRecord, Knobs
-from tuner.control.state import PushRow, StateFile
+from rooftune.policies.commands import Command
+from rooftune.tuner.cli.state_flags import add_state_flags, read_config, state_folder
+from rooftune.tuner.cli.table import table
+from rooftune.tuner.cli.values import parse_count
+from rooftune.tuner.control.explain import knobs, points, share
+from rooftune.tuner.control.outcome import CycleRecord, Knobs
+from rooftune.tuner.control.state import PushRow, StateFile
 
 SCHEMA = "rooftune.history"
 MOST = 100_000

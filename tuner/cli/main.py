@@ -20,9 +20,9 @@ from threading import Timer
 from types import FrameType
 from typing import NoReturn
 
-from policies.commands import COMMAND_GROUP, Command, Terminated, exit_code_of
-from policies.errors import InputError, RooftuneError, UnreachableError
-from tuner.cli.registry import find, help_of, missing_extra, registered
+from rooftune.policies.commands import COMMAND_GROUP, Command, Terminated, exit_code_of
+from rooftune.policies.errors import InputError, RooftuneError, UnreachableError
+from rooftune.tuner.cli.registry import find, help_of, missing_extra, registered
 
 EXIT_DEFECT = 70
 EXIT_BROKEN_PIPE = 141

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from policies.errors import InputError
-from tuner.files import shown_path
+from rooftune.policies.errors import InputError
+from rooftune.tuner.files import shown_path
 
 
 def check_out_file(path: str, flag: str = "--out") -> None:

@@ -2,10 +2,10 @@
 
 import argparse
 
-from policies.commands import Command
-from tuner.cli.face_client import ask
-from tuner.cli.wish import Desk, actor, add_wish_flags, reason_of
-from tuner.control import wishes
+from rooftune.policies.commands import Command
+from rooftune.tuner.cli.face_client import ask
+from rooftune.tuner.cli.wish import Desk, actor, add_wish_flags, reason_of
+from rooftune.tuner.control import wishes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,15 +7,14 @@ from contextlib import contextmanager
 from typing import TextIO
 
 import numpy as np
-
-from policies.request import Boot, Setting
-from policies.step_time import StepModel
-from tuner.files import shown_path
-from tuner.sim import kernel
-from tuner.sim.compile import code_folder, holds_code
-from tuner.sim.engine import Engine
-from tuner.sim.twin import simulate
-from tuner.sim.workload import Traffic
+from rooftune.policies.request import Boot, Setting
+from rooftune.policies.step_time import StepModel
+from rooftune.tuner.files import shown_path
+from rooftune.tuner.sim import kernel
+from rooftune.tuner.sim.compile import code_folder, holds_code
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.twin import simulate
+from rooftune.tuner.sim.workload import Traffic
 
 COMPILING = "compiling the twin (first run only, cached) ..."
 COMPILING_AGAIN = "compiling the twin (every time: {} cannot be written; name a folder with ROOFTUNE_CACHE_DIR) ..."

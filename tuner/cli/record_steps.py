@@ -4,17 +4,17 @@ import argparse
 import sys
 from pathlib import Path
 
-from policies.commands import Command, exit_code_of
-from policies.errors import InputError
-from tuner.cli.out_file import check_out_file
-from tuner.cli.values import parse_duration
-from tuner.clock import Clock, SystemClock
-from tuner.files import shown_path
-from tuner.model.sample_file import write_steps
-from tuner.observe.protocol import ProtocolReader
-from tuner.observe.rows import StepRows
-from tuner.ports.http import HttpPort
-from tuner.ports.token import read_token
+from rooftune.policies.commands import Command, exit_code_of
+from rooftune.policies.errors import InputError
+from rooftune.tuner.cli.out_file import check_out_file
+from rooftune.tuner.cli.values import parse_duration
+from rooftune.tuner.clock import Clock, SystemClock
+from rooftune.tuner.files import shown_path
+from rooftune.tuner.model.sample_file import write_steps
+from rooftune.tuner.observe.protocol import ProtocolReader
+from rooftune.tuner.observe.rows import StepRows
+from rooftune.tuner.ports.http import HttpPort
+from rooftune.tuner.ports.token import read_token
 
 _EXAMPLE = """example:
   rooftune record-steps --engine http://127.0.0.1:8124 --for 60s --out steps.csv

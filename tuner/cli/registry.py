@@ -1,4 +1,4 @@
-"""Entry points: find and load what ``policies.commands`` describes, without importing what is not asked for."""
+"""Entry points: find and load what ``policies/commands.py`` describes, without importing what is not asked for."""
 
 import ast
 import difflib
@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-from policies.errors import InputError
+from rooftune.policies.errors import InputError
 
-_OWN_PACKAGES = ("policies", "tuner", "engine")
+_OWN_PACKAGES = frozenset({"rooftune"})
 _DEV_ONLY = ("sched_sim",)  # baselines of benchmarks
 _SERVER_ONLY = {"starlette", "uvicorn", "prometheus_client", "jinja2"}
 
@@ -33,7 +33,7 @@ def missing_extra(error: ModuleNotFoundError, point: EntryPoint) -> InputError |
     missing = (error.name or "").partition(".")[0]
     if not missing or missing in _OWN_PACKAGES:
         return None
-    side = "engine" if point.module.partition(".")[0] == "engine" else "tuner"
+    side = "engine" if point.module.startswith("rooftune.engine.") else "tuner"
     extra = "dev" if missing in _DEV_ONLY else "serve" if side == "engine" and missing in _SERVER_ONLY else side
     return InputError(f"{point.name!r} needs the module {missing!r}; run: pip install 'rooftune[{extra}]'")
 

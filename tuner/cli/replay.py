@@ -9,28 +9,28 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 
-from policies.commands import Command, exit_code_of
-from policies.errors import InputError, RefusedError, RooftuneError, UnreachableError
-from policies.slo import Slo
-from tuner.cli.out_file import check_out_file
-from tuner.cli.progress import progress_to_stderr
-from tuner.cli.replay_text import replay_text
-from tuner.cli.target_flags import add_target_flags, read_slo
-from tuner.cli.traffic_flags import add_traffic_flags, read_traffic
-from tuner.cli.values import flag_of, parse_count, parse_duration, parse_positive, parse_rate, parse_rate_scale
-from tuner.files import shown_path
-from tuner.replay.client import base_url
-from tuner.replay.judge import verdict
-from tuner.replay.outcomes import client_outcomes, engine_outcomes
-from tuner.replay.presets import PRESETS, preset_traffic, scale_lengths
-from tuner.replay.prompts import MAX_VOCAB_TOKENS, MIN_VOCAB_TOKENS
-from tuner.replay.result_file import SCHEMA, VERSION, ReplayResult, VerdictPart, summary_line, write_result
-from tuner.replay.session import Job, Measured, client_part, replay
-from tuner.report.build import target_parts, traffic_part
-from tuner.sim.files import read_text
-from tuner.sim.generate import MAX_SEED
-from tuner.sim.reshape import scale_rate
-from tuner.sim.workload import Traffic
+from rooftune.policies.commands import Command, exit_code_of
+from rooftune.policies.errors import InputError, RefusedError, RooftuneError, UnreachableError
+from rooftune.policies.slo import Slo
+from rooftune.tuner.cli.out_file import check_out_file
+from rooftune.tuner.cli.progress import progress_to_stderr
+from rooftune.tuner.cli.replay_text import replay_text
+from rooftune.tuner.cli.target_flags import add_target_flags, read_slo
+from rooftune.tuner.cli.traffic_flags import add_traffic_flags, read_traffic
+from rooftune.tuner.cli.values import flag_of, parse_count, parse_duration, parse_positive, parse_rate, parse_rate_scale
+from rooftune.tuner.files import shown_path
+from rooftune.tuner.replay.client import base_url
+from rooftune.tuner.replay.judge import verdict
+from rooftune.tuner.replay.outcomes import client_outcomes, engine_outcomes
+from rooftune.tuner.replay.presets import PRESETS, preset_traffic, scale_lengths
+from rooftune.tuner.replay.prompts import MAX_VOCAB_TOKENS, MIN_VOCAB_TOKENS
+from rooftune.tuner.replay.result_file import SCHEMA, VERSION, ReplayResult, VerdictPart, summary_line, write_result
+from rooftune.tuner.replay.session import Job, Measured, client_part, replay
+from rooftune.tuner.report.build import target_parts, traffic_part
+from rooftune.tuner.sim.files import read_text
+from rooftune.tuner.sim.generate import MAX_SEED
+from rooftune.tuner.sim.reshape import scale_rate
+from rooftune.tuner.sim.workload import Traffic
 
 _FILE_ONLY = ("window", "burst", "sort", "format")
 _EXAMPLE = """examples:

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from tuner.record import MarginPart, Seconds
-from tuner.replay.result_file import ReplayResult, VerdictPart
-from tuner.report import words
-from tuner.report.replays import table_text
-from tuner.report.tables import Table
+from rooftune.tuner.record import MarginPart, Seconds
+from rooftune.tuner.replay.result_file import ReplayResult, VerdictPart
+from rooftune.tuner.report import words
+from rooftune.tuner.report.replays import table_text
+from rooftune.tuner.report.tables import Table
 
 _SIDES = {"client": "client saw", "engine": "engine says"}
 

@@ -2,11 +2,11 @@
 
 import argparse
 
-from policies.commands import Command
-from tuner.cli.face_client import ask
-from tuner.cli.values import parse_duration
-from tuner.cli.wish import Desk, actor, add_wish_flags, engine_port, reason_of, revert_engine
-from tuner.control import wishes
+from rooftune.policies.commands import Command
+from rooftune.tuner.cli.face_client import ask
+from rooftune.tuner.cli.values import parse_duration
+from rooftune.tuner.cli.wish import Desk, actor, add_wish_flags, engine_port, reason_of, revert_engine
+from rooftune.tuner.control import wishes
 
 EPILOG = """With --engine no controller is needed. With --config and no controller running it goes straight to the
 engine as well. exit codes: 0 done, 1 refused or nobody there to do it, 2 usage or input, 3 no answer in time"""

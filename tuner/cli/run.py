@@ -4,12 +4,12 @@ import argparse
 from contextlib import suppress
 from pathlib import Path
 
-from policies.commands import Command
-from policies.errors import InputError
-from tuner.cli.values import flag_of, parse_count
-from tuner.config import Config, Override, TokenFile, json_schema, load_config
-from tuner.control.assemble import run_controller
-from tuner.ports.token import read_token
+from rooftune.policies.commands import Command
+from rooftune.policies.errors import InputError
+from rooftune.tuner.cli.values import flag_of, parse_count
+from rooftune.tuner.config import Config, Override, TokenFile, json_schema, load_config
+from rooftune.tuner.control.assemble import run_controller
+from rooftune.tuner.ports.token import read_token
 
 EPILOG = """A flag wins over the environment (ROOFTUNE_ENGINE_TOKEN_FILE, ROOFTUNE_TOKEN_FILE, ROOFTUNE_STORAGE,
 ROOFTUNE_STATE), and that over the file. exit codes: 0 done, 1 refused (another controller has the state folder),

@@ -5,11 +5,10 @@ import os
 from dataclasses import dataclass
 
 import sqlalchemy
+from rooftune.policies.errors import InputError, UnreachableError
+from rooftune.tuner.cli.values import parse_count
+from rooftune.tuner.search.space import EVERYTHING, STOCK_VLLM
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-
-from policies.errors import InputError, UnreachableError
-from tuner.cli.values import parse_count
-from tuner.search.space import EVERYTHING, STOCK_VLLM
 
 TRIALS = 200
 _EXAMPLES = "sqlite:///trials.db or postgresql+psycopg://user:password@host/name"
@@ -40,7 +39,9 @@ def add_search_flags(group: argparse._ArgumentGroup) -> None:
         "and for vLLM with the hook); default vllm",
     )
     group.add_argument(
-        "--storage", metavar="URL", help="keep the trials in this database: sqlite:///trials.db, postgresql+psycopg://..."
+        "--storage",
+        metavar="URL",
+        help="keep the trials in this database: sqlite:///trials.db, postgresql+psycopg://...",
     )
     group.add_argument(
         "--study",

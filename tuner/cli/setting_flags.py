@@ -2,12 +2,12 @@
 
 import argparse
 
-from policies.errors import InputError
-from policies.request import DEADLINE, FCFS, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
-from policies.step_time import StepModel
-from tuner.cli.engine_flags import CURRENT_BUDGET_TOKENS, MAX_ENGINE_TOKENS, parse_switch
-from tuner.cli.values import flag_of, parse_count, parse_duration
-from tuner.sim.engine import Engine, check_setting
+from rooftune.policies.errors import InputError
+from rooftune.policies.request import DEADLINE, FCFS, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
+from rooftune.policies.step_time import StepModel
+from rooftune.tuner.cli.engine_flags import CURRENT_BUDGET_TOKENS, MAX_ENGINE_TOKENS, parse_switch
+from rooftune.tuner.cli.values import flag_of, parse_count, parse_duration
+from rooftune.tuner.sim.engine import Engine, check_setting
 
 BUDGET_POLICIES = {"fixed": FIXED_BUDGET, "step-time-target": STEP_TIME_TARGET, "pressure": PRESSURE}
 ORDER_POLICIES = {"fcfs": FCFS, "shortest-first": SHORTEST_FIRST, "deadline": DEADLINE}

@@ -5,26 +5,32 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from policies.commands import Command
-from policies.errors import InputError
-from policies.request import Setting
-from policies.slo import Slo
-from policies.step_time import NAMED_MODELS, StepCost, StepModel, priced
-from tuner.cli.engine_flags import add_engine_flags, read_engine
-from tuner.cli.progress import progress_to_stderr, warm_twin
-from tuner.cli.setting_flags import add_setting_flags, read_setting
-from tuner.cli.target_flags import add_target_flags, read_slo
-from tuner.cli.traffic_flags import add_model_flag, add_traffic_flags, read_model, read_traffic, without_prefixes
-from tuner.cli.values import flag_of
-from tuner.record import EnginePart, Source, StepModelPart
-from tuner.report.build import engine_part, traffic_part
-from tuner.report.replays import one_setting, record_line, replay_record, table_text, what_was_replayed
-from tuner.search.evaluation import Role
-from tuner.search.objective import judge
-from tuner.sim.engine import Engine, check_setting
-from tuner.sim.simulate_input import read_simulate_input
-from tuner.sim.twin import Change, simulate
-from tuner.sim.workload import Traffic
+from rooftune.policies.commands import Command
+from rooftune.policies.errors import InputError
+from rooftune.policies.request import Setting
+from rooftune.policies.slo import Slo
+from rooftune.policies.step_time import NAMED_MODELS, StepCost, StepModel, priced
+from rooftune.tuner.cli.engine_flags import add_engine_flags, read_engine
+from rooftune.tuner.cli.progress import progress_to_stderr, warm_twin
+from rooftune.tuner.cli.setting_flags import add_setting_flags, read_setting
+from rooftune.tuner.cli.target_flags import add_target_flags, read_slo
+from rooftune.tuner.cli.traffic_flags import (
+    add_model_flag,
+    add_traffic_flags,
+    read_model,
+    read_traffic,
+    without_prefixes,
+)
+from rooftune.tuner.cli.values import flag_of
+from rooftune.tuner.record import EnginePart, Source, StepModelPart
+from rooftune.tuner.report.build import engine_part, traffic_part
+from rooftune.tuner.report.replays import one_setting, record_line, replay_record, table_text, what_was_replayed
+from rooftune.tuner.search.evaluation import Role
+from rooftune.tuner.search.objective import judge
+from rooftune.tuner.sim.engine import Engine, check_setting
+from rooftune.tuner.sim.simulate_input import read_simulate_input
+from rooftune.tuner.sim.twin import Change, simulate
+from rooftune.tuner.sim.workload import Traffic
 
 _EXAMPLE = """example:
   rooftune simulate --traffic trace.csv --step-model 8b-2tbs --step-tokens 512 --chunk-cap 128 --gap-p99 30ms"""

@@ -4,9 +4,9 @@ import argparse
 import os
 from pathlib import Path
 
-from policies.errors import InputError
-from tuner.config import Config, load_config
-from tuner.files import at_home
+from rooftune.policies.errors import InputError
+from rooftune.tuner.config import Config, load_config
+from rooftune.tuner.files import at_home
 
 DEFAULT_FOLDER = "rooftune-state"
 

@@ -5,17 +5,16 @@ import json
 from typing import Any
 
 from pydantic import ValidationError
-
-from policies.commands import Command
-from policies.errors import UnreachableError
-from tuner.cli.face_client import ask
-from tuner.cli.state_flags import add_state_flags, read_config, state_folder
-from tuner.clock import SystemClock
-from tuner.control import wishes
-from tuner.control.explain import knobs, seconds, share
-from tuner.control.outcome import CycleRecord
-from tuner.control.state import StateFile, holder
-from tuner.control.wishes import Wish, Wishes
+from rooftune.policies.commands import Command
+from rooftune.policies.errors import UnreachableError
+from rooftune.tuner.cli.face_client import ask
+from rooftune.tuner.cli.state_flags import add_state_flags, read_config, state_folder
+from rooftune.tuner.clock import SystemClock
+from rooftune.tuner.control import wishes
+from rooftune.tuner.control.explain import knobs, seconds, share
+from rooftune.tuner.control.outcome import CycleRecord
+from rooftune.tuner.control.state import StateFile, holder
+from rooftune.tuner.control.wishes import Wish, Wishes
 
 SCHEMA = "rooftune.status"
 

@@ -3,19 +3,19 @@
 import argparse
 import sys
 
-from policies.commands import Command
-from policies.errors import InputError
-from policies.request import Setting
-from tuner.cli.engine_flags import MAX_ENGINE_TOKENS, add_engine_flags, read_engine
-from tuner.cli.progress import progress_to_stderr, warm_twin
-from tuner.cli.target_flags import add_target_flags, read_slo
-from tuner.cli.traffic_flags import add_model_flag, add_traffic_flags, read_model, read_traffic
-from tuner.cli.values import parse_count
-from tuner.report.build import engine_part, traffic_part
-from tuner.report.replays import many_settings, record_line, replay_record, table_text, what_was_replayed
-from tuner.search.evaluation import Role
-from tuner.search.objective import evaluate
-from tuner.sim.engine import check_setting
+from rooftune.policies.commands import Command
+from rooftune.policies.errors import InputError
+from rooftune.policies.request import Setting
+from rooftune.tuner.cli.engine_flags import MAX_ENGINE_TOKENS, add_engine_flags, read_engine
+from rooftune.tuner.cli.progress import progress_to_stderr, warm_twin
+from rooftune.tuner.cli.target_flags import add_target_flags, read_slo
+from rooftune.tuner.cli.traffic_flags import add_model_flag, add_traffic_flags, read_model, read_traffic
+from rooftune.tuner.cli.values import parse_count
+from rooftune.tuner.report.build import engine_part, traffic_part
+from rooftune.tuner.report.replays import many_settings, record_line, replay_record, table_text, what_was_replayed
+from rooftune.tuner.search.evaluation import Role
+from rooftune.tuner.search.objective import evaluate
+from rooftune.tuner.sim.engine import check_setting
 
 BUDGETS = "256:2048:128,4096,8192"
 MOST_SETTINGS = 100_000

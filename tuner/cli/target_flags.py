@@ -4,9 +4,9 @@ import argparse
 from collections.abc import Sequence
 from typing import cast
 
-from policies.errors import InputError
-from policies.slo import PROFILES, Metric, Slo, Target
-from tuner.cli.values import parse_duration
+from rooftune.policies.errors import InputError
+from rooftune.policies.slo import PROFILES, Metric, Slo, Target
+from rooftune.tuner.cli.values import parse_duration
 
 METRICS: dict[str, tuple[Metric, str]] = {
     "ttft": ("ttft", "arrival to first token"),

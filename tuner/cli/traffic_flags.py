@@ -5,18 +5,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-
-from policies.errors import InputError, shown
-from policies.step_time import NAMED_MODELS, StepCost, StepModel, priced
-from tuner.cli.values import parse_burst, parse_duration, parse_rate_scale
-from tuner.files import shown_path
-from tuner.model.draws import model_draws
-from tuner.model.model_file import load_step_model, read_model_file
-from tuner.record import StepModelPart
-from tuner.report.build import step_model_part
-from tuner.sim.reshape import add_burst, scale_rate, window
-from tuner.sim.traces import FORMATS, load_traffic
-from tuner.sim.workload import Traffic
+from rooftune.policies.errors import InputError, shown
+from rooftune.policies.step_time import NAMED_MODELS, StepCost, StepModel, priced
+from rooftune.tuner.cli.values import parse_burst, parse_duration, parse_rate_scale
+from rooftune.tuner.files import shown_path
+from rooftune.tuner.model.draws import model_draws
+from rooftune.tuner.model.model_file import load_step_model, read_model_file
+from rooftune.tuner.record import StepModelPart
+from rooftune.tuner.report.build import step_model_part
+from rooftune.tuner.sim.reshape import add_burst, scale_rate, window
+from rooftune.tuner.sim.traces import FORMATS, load_traffic
+from rooftune.tuner.sim.workload import Traffic
 
 TEACHING = "teaching values, calculated and not measured on any hardware"
 

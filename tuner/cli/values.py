@@ -7,10 +7,10 @@ are called in ``run`` and not as argparse types, because argparse would add its 
 import math
 import re
 
-from policies.errors import InputError, shown
-from tuner.clock import MAX_DURATION_S, NUMBER, in_seconds
-from tuner.sim.lengths import Constant, Exponential, Lengths, LogNormal, Uniform
-from tuner.sim.reshape import MAX_RATE_SCALE, Burst
+from rooftune.policies.errors import InputError, shown
+from rooftune.tuner.clock import MAX_DURATION_S, NUMBER, in_seconds
+from rooftune.tuner.sim.lengths import Constant, Exponential, Lengths, LogNormal, Uniform
+from rooftune.tuner.sim.reshape import MAX_RATE_SCALE, Burst
 
 _DECIMAL = re.compile(rf"[+-]?{NUMBER}")
 _DURATION = re.compile(rf"([+-]?{NUMBER})[ ]?(us|ms|s|m|h|d)")

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from policies import wire
-from policies.errors import InputError, RefusedError
-from tuner.cli.state_flags import add_state_flags, read_config, state_folder
-from tuner.clock import Clock, SystemClock
-from tuner.config import Config
-from tuner.control import wishes
-from tuner.control.state import StateFile, holder
-from tuner.control.wishes import Wish
-from tuner.ports.base import Port
-from tuner.ports.http import HttpPort
+from rooftune.policies import wire
+from rooftune.policies.errors import InputError, RefusedError
+from rooftune.tuner.cli.state_flags import add_state_flags, read_config, state_folder
+from rooftune.tuner.clock import Clock, SystemClock
+from rooftune.tuner.config import Config
+from rooftune.tuner.control import wishes
+from rooftune.tuner.control.state import StateFile, holder
+from rooftune.tuner.control.wishes import Wish
+from rooftune.tuner.ports.base import Port
+from rooftune.tuner.ports.http import HttpPort
 
 MAX_REASON = 200
 ENGINE_TOKEN = "ROOFTUNE_ENGINE_TOKEN_FILE"

@@ -1,8 +1,8 @@
 """The configuration: ``Config`` is the value, ``load_config`` makes it from YAML, environment and flags."""
 
-from tuner.config.load import Override, json_schema, load_config
-from tuner.config.model import Config
-from tuner.config.sections import (
+from rooftune.tuner.config.load import Override, json_schema, load_config
+from rooftune.tuner.config.model import Config
+from rooftune.tuner.config.sections import (
     CadenceSection,
     EngineSection,
     GuardSection,
@@ -13,7 +13,7 @@ from tuner.config.sections import (
     SearchSection,
     TargetSection,
 )
-from tuner.config.tokens import TokenFile
+from rooftune.tuner.config.tokens import TokenFile
 
 __all__ = [
     "CadenceSection", "Config", "EngineSection", "GuardSection", "LogSection", "MaintenanceSection", "Override",

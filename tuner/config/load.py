@@ -10,12 +10,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
-
-from policies.errors import InputError, shown
-from tuner.config.model import Config
-from tuner.config.tree import MAX_FILE_BYTES, Tree, parse_tree
-from tuner.config.values import CODE
-from tuner.files import at_home
+from rooftune.policies.errors import InputError, shown
+from rooftune.tuner.config.model import Config
+from rooftune.tuner.config.tree import MAX_FILE_BYTES, Tree, parse_tree
+from rooftune.tuner.config.values import CODE
+from rooftune.tuner.files import at_home
 
 # Secrets and places that differ between machines; everything else belongs into the file.
 ENVIRONMENT = {

@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
-
-from policies.envelope import KNOB_NAMES, is_count
-from policies.errors import InputError, shown
-from policies.limits import GuardLimits
-from policies.targets import PROFILES, Slo
-from policies.verify import RollbackThresholds
-from tuner.config.sections import (
+from rooftune.policies.envelope import KNOB_NAMES, is_count
+from rooftune.policies.errors import InputError, shown
+from rooftune.policies.limits import GuardLimits
+from rooftune.policies.targets import PROFILES, Slo
+from rooftune.policies.verify import RollbackThresholds
+from rooftune.tuner.config.sections import (
     CadenceSection,
     EngineSection,
     GuardSection,
@@ -25,8 +24,8 @@ from tuner.config.sections import (
     StorageUrl,
     TargetSection,
 )
-from tuner.config.values import Listen, Name, finite, is_loopback, split_listen, wrong
-from tuner.files import at_home
+from rooftune.tuner.config.values import Listen, Name, finite, is_loopback, split_listen, wrong
+from rooftune.tuner.files import at_home
 
 Mode = Literal["shadow", "live"]
 _AT_LEAST_ONE = ("step_tokens", "max_running")

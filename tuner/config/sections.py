@@ -5,12 +5,22 @@ from typing import Annotated, Literal, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-
-from policies.lease import MAX_LEASE_S
-from policies.limits import GuardLimits, WeekSpan
-from policies.targets import Metric, Target
-from policies.verify import RollbackThresholds
-from tuner.config.values import BoundText, Line, Name, Seconds, SecondsOrNone, Span, Url, duration_s, week_spans, wrong
+from rooftune.policies.lease import MAX_LEASE_S
+from rooftune.policies.limits import GuardLimits, WeekSpan
+from rooftune.policies.targets import Metric, Target
+from rooftune.policies.verify import RollbackThresholds
+from rooftune.tuner.config.values import (
+    BoundText,
+    Line,
+    Name,
+    Seconds,
+    SecondsOrNone,
+    Span,
+    Url,
+    duration_s,
+    week_spans,
+    wrong,
+)
 
 LEASE_CYCLES = 3  # a lease outlives this many cycles, so that one failed cycle does not end it
 MEGABYTE = 1_000_000
@@ -94,7 +104,7 @@ class SearchSection(Section):
 
 
 class GuardSection(Section):
-    """``policies.limits.GuardLimits`` but for the windows of the week. Gains are shares of requests, 0..1."""
+    """``rooftune.policies.limits.GuardLimits`` but for the windows of the week. Gains are shares of requests, 0..1."""
 
     largest_ratio: Annotated[float, Field(gt=1, le=1e6)] = Field(
         default=GuardLimits.largest_ratio, description="a push moves a knob at most by this factor"
@@ -122,7 +132,7 @@ class GuardSection(Section):
 
 
 class RollbackSection(Section):
-    """``policies.verify.RollbackThresholds``: what is never accepted. A key that is left out has no threshold."""
+    """``RollbackThresholds`` of policies/verify.py: what is never accepted. A key that is left out has no threshold."""
 
     gap_p99_s: Seconds | None = None
     queue_p99_s: Seconds | None = None

@@ -4,7 +4,7 @@ import hmac
 import stat
 from pathlib import Path
 
-from policies.errors import InputError
+from rooftune.policies.errors import InputError
 
 MIN_TOKEN_CHARS = 16
 MAX_TOKEN_FILE_BYTES = 65_536

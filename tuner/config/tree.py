@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import yaml
-
-from policies.errors import InputError, shown
+from rooftune.policies.errors import InputError, shown
 
 MAX_FILE_BYTES = 262_144
 MAX_DEPTH = 12

@@ -12,10 +12,9 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
-
-from policies.errors import shown
-from policies.limits import WEEK_MINUTES, WeekSpan
-from tuner.clock import MAX_DURATION_S, NUMBER, in_seconds
+from rooftune.policies.errors import shown
+from rooftune.policies.limits import WEEK_MINUTES, WeekSpan
+from rooftune.tuner.clock import MAX_DURATION_S, NUMBER, in_seconds
 
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 DAY_MINUTES = 24 * 60

@@ -7,27 +7,27 @@ that of several controllers exactly one acts. Whatever is not renewed ends by it
 import json
 from dataclasses import replace
 
-from policies import wire
-from policies.guard import Action, Reason
-from policies.request import STEP_TIME_TARGET, Setting
-from policies.verify import Verdict as Outcome
-from tuner.control import wishes
-from tuner.control.asked import Asked, over
-from tuner.control.book import Book
-from tuner.control.decide_stage import Verdict
-from tuner.control.draft import Draft
-from tuner.control.fit_stage import Learner
-from tuner.control.judgement import moved_knobs
-from tuner.control.memory import Trial, knobs_of, setting_of
-from tuner.control.options import LoopOptions
-from tuner.control.outcome import CycleReason
-from tuner.control.parts import Store
-from tuner.control.propose_stage import Found
-from tuner.control.push_stage import Sent, push_request, send
-from tuner.control.sight import Sighting, actor_of
-from tuner.control.standing import Holder
-from tuner.control.state_errors import StoreError
-from tuner.ports.base import Port, PortError
+from rooftune.policies import wire
+from rooftune.policies.guard import Action, Reason
+from rooftune.policies.request import STEP_TIME_TARGET, Setting
+from rooftune.policies.verify import Verdict as Outcome
+from rooftune.tuner.control import wishes
+from rooftune.tuner.control.asked import Asked, over
+from rooftune.tuner.control.book import Book
+from rooftune.tuner.control.decide_stage import Verdict
+from rooftune.tuner.control.draft import Draft
+from rooftune.tuner.control.fit_stage import Learner
+from rooftune.tuner.control.judgement import moved_knobs
+from rooftune.tuner.control.memory import Trial, knobs_of, setting_of
+from rooftune.tuner.control.options import LoopOptions
+from rooftune.tuner.control.outcome import CycleReason
+from rooftune.tuner.control.parts import Store
+from rooftune.tuner.control.propose_stage import Found
+from rooftune.tuner.control.push_stage import Sent, push_request, send
+from rooftune.tuner.control.sight import Sighting, actor_of
+from rooftune.tuner.control.standing import Holder
+from rooftune.tuner.control.state_errors import StoreError
+from rooftune.tuner.ports.base import Port, PortError
 
 # While one of these holds, the engine is not to be held by somebody who sees nothing: the lease may end.
 _BLIND = frozenset({Reason.METRICS_STALE, Reason.BLOCKED_AFTER_REVERT, CycleReason.HELD_BY_OTHER})

@@ -2,18 +2,18 @@
 
 from contextlib import suppress
 
-from policies import wire
-from policies.guard import Action, Reason
-from tuner.control import wishes
-from tuner.control.book import Book
-from tuner.control.decide_stage import Verdict
-from tuner.control.draft import Draft
-from tuner.control.memory import knobs_of
-from tuner.control.parts import Store
-from tuner.control.push_stage import Sent, send
-from tuner.control.sight import Sighting
-from tuner.control.state_errors import StoreError
-from tuner.ports.base import Port
+from rooftune.policies import wire
+from rooftune.policies.guard import Action, Reason
+from rooftune.tuner.control import wishes
+from rooftune.tuner.control.book import Book
+from rooftune.tuner.control.decide_stage import Verdict
+from rooftune.tuner.control.draft import Draft
+from rooftune.tuner.control.memory import knobs_of
+from rooftune.tuner.control.parts import Store
+from rooftune.tuner.control.push_stage import Sent, send
+from rooftune.tuner.control.sight import Sighting
+from rooftune.tuner.control.state_errors import StoreError
+from rooftune.tuner.ports.base import Port
 
 
 def over(book: Book, sight: Sighting) -> None:

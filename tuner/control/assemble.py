@@ -7,20 +7,20 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 
-from tuner.clock import Clock, SystemClock
-from tuner.config import Config
-from tuner.control.draft import AfterStage, nothing_after
-from tuner.control.face import Face
-from tuner.control.live_report import write_report
-from tuner.control.loop import Controller
-from tuner.control.options import options_of
-from tuner.control.outcome import CycleRecord
-from tuner.control.parts import Searcher
-from tuner.control.state import StateFile
-from tuner.control.told import line_of
-from tuner.control.worker import ChildSearcher, Limits
-from tuner.observe.protocol import ProtocolReader
-from tuner.ports.http import HttpPort, Timeouts
+from rooftune.tuner.clock import Clock, SystemClock
+from rooftune.tuner.config import Config
+from rooftune.tuner.control.draft import AfterStage, nothing_after
+from rooftune.tuner.control.face import Face
+from rooftune.tuner.control.live_report import write_report
+from rooftune.tuner.control.loop import Controller
+from rooftune.tuner.control.options import options_of
+from rooftune.tuner.control.outcome import CycleRecord
+from rooftune.tuner.control.parts import Searcher
+from rooftune.tuner.control.state import StateFile
+from rooftune.tuner.control.told import line_of
+from rooftune.tuner.control.worker import ChildSearcher, Limits
+from rooftune.tuner.observe.protocol import ProtocolReader
+from rooftune.tuner.ports.http import HttpPort, Timeouts
 
 Tell = Callable[[str], None]
 

@@ -1,12 +1,12 @@
 """The loop's memory while it runs, and how it gets into the store: before a push leaves, and at the end of a cycle."""
 
-from policies.verify import Verdict
-from tuner.control.memory import MOST_TRIED, Kept, Memory, Moved, Trial, Tried, recall, remember
-from tuner.control.parts import Store
-from tuner.control.trust import Trust
-from tuner.control.verify_stage import Checked
-from tuner.control.way import Way
-from tuner.observe.window import Window
+from rooftune.policies.verify import Verdict
+from rooftune.tuner.control.memory import MOST_TRIED, Kept, Memory, Moved, Trial, Tried, recall, remember
+from rooftune.tuner.control.parts import Store
+from rooftune.tuner.control.trust import Trust
+from rooftune.tuner.control.verify_stage import Checked
+from rooftune.tuner.control.way import Way
+from rooftune.tuner.observe.window import Window
 
 
 class Book:

@@ -3,7 +3,7 @@
 The protocol moves a policy as a whole, so an engine may keep the numbers of one that is no longer in force.
 """
 
-from policies.request import DEADLINE, FCFS, PRESSURE, STEP_TIME_TARGET, Setting
+from rooftune.policies.request import DEADLINE, FCFS, PRESSURE, STEP_TIME_TARGET, Setting
 
 _DEFAULTS = Setting(step_tokens=1)
 _TARGET = ("budget_target_s", "budget_floor_tokens")

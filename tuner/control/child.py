@@ -1,4 +1,4 @@
-"""The child process: ``python -m tuner.control.child``. Jobs come in by line, replies go out by line.
+"""The child process: ``python -m rooftune.tuner.control.child``. Jobs come in by line, replies go out by line.
 
 It ends when nobody has sent a job for a while, at once when its standard input closes (the controller is gone, however
 that came about), and by itself when a job takes longer than the controller allows.
@@ -15,8 +15,8 @@ import traceback
 from contextlib import suppress
 from typing import BinaryIO
 
-from policies.errors import RooftuneError
-from tuner.control.child_lines import (
+from rooftune.policies.errors import RooftuneError
+from rooftune.tuner.control.child_lines import (
     IDLE_EXIT,
     LATE_EXIT,
     MAX_JOB_BYTES,
@@ -60,7 +60,9 @@ def _memory_ran_out(error: BaseException | None) -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tuner.control.child", description="twin and search, by line")
+    parser = argparse.ArgumentParser(
+        prog="python -m rooftune.tuner.control.child", description="twin and search, by line"
+    )
     parser.add_argument("--idle-exit-s", type=float, required=True)
     parser.add_argument("--memory-bytes", type=int, required=True)
     parser.add_argument("--nice", type=int, required=True)
@@ -117,7 +119,7 @@ def _work(order: Order, out: BinaryIO) -> None:
 
     tell("starting", 0, 1)
     # Imported here, so that the controller hears that the job has begun before numba and Optuna are loaded.
-    from tuner.control.child_run import run_job
+    from rooftune.tuner.control.child_run import run_job
 
     try:
         answer = run_job(order.job, tell, lambda: time.monotonic() - started_s)

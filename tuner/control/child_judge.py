@@ -6,17 +6,16 @@ from dataclasses import fields, replace
 from typing import Any, Literal
 
 import numpy as np
-
-from policies.outcomes import BoolArray, Outcomes
-from policies.quantiles import quantile
-from policies.request import Setting
-from policies.slo import Slo, attainment
-from tuner.control.outcome import Figures, TwinPart
-from tuner.record import plain
-from tuner.search.evaluation import Role
-from tuner.search.objective import judge
-from tuner.sim.calibrate import Calibration, Observed, Quality, Verdict, calibrate
-from tuner.sim.result import RunResult
+from rooftune.policies.outcomes import BoolArray, Outcomes
+from rooftune.policies.quantiles import quantile
+from rooftune.policies.request import Setting
+from rooftune.policies.slo import Slo, attainment
+from rooftune.tuner.control.outcome import Figures, TwinPart
+from rooftune.tuner.record import plain
+from rooftune.tuner.search.evaluation import Role
+from rooftune.tuner.search.objective import judge
+from rooftune.tuner.sim.calibrate import Calibration, Observed, Quality, Verdict, calibrate
+from rooftune.tuner.sim.result import RunResult
 
 QUALITY = Quality()
 # The distribution of all gaps is not in the request records: what is known of them are counts above bounds.

@@ -3,9 +3,8 @@
 from typing import Annotated, Final, TypeVar
 
 from pydantic import Field, ValidationError
-
-from tuner.control.job import Answer, Job
-from tuner.record import Count, Part, Words
+from rooftune.tuner.control.job import Answer, Job
+from rooftune.tuner.record import Count, Part, Words
 
 # A job of 100,000 requests is about 10 MB; a line beyond this is nonsense, and neither side keeps more of it in memory.
 MAX_JOB_BYTES: Final = 64_000_000

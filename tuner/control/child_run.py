@@ -4,9 +4,8 @@ from collections.abc import Callable
 from functools import cache
 
 import numpy as np
-
-from tuner.control.child_judge import figures_of, twin_part
-from tuner.control.child_window import (
+from rooftune.tuner.control.child_judge import figures_of, twin_part
+from rooftune.tuner.control.child_window import (
     compared,
     engine_of,
     model_of,
@@ -16,14 +15,14 @@ from tuner.control.child_window import (
     slo_of,
     traffic_of,
 )
-from tuner.control.job import Answer, Job
-from tuner.control.outcome import Knobs, ProposalPart, TwinPart
-from tuner.search.archive import Archive, TwinResult
-from tuner.search.lessons import LiveResult
-from tuner.search.live import research
-from tuner.search.live_values import LiveProposal, Question
-from tuner.sim.noise import QUIET
-from tuner.sim.twin import simulate
+from rooftune.tuner.control.job import Answer, Job
+from rooftune.tuner.control.outcome import Knobs, ProposalPart, TwinPart
+from rooftune.tuner.search.archive import Archive, TwinResult
+from rooftune.tuner.search.lessons import LiveResult
+from rooftune.tuner.search.live import research
+from rooftune.tuner.search.live_values import LiveProposal, Question
+from rooftune.tuner.sim.noise import QUIET
+from rooftune.tuner.sim.twin import simulate
 
 Tell = Callable[[str, int, int], None]
 

@@ -4,19 +4,18 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-
-from policies.errors import InputError
-from policies.outcomes import BoolArray, FloatArray, Outcomes
-from policies.request import Boot, Setting
-from policies.step_time import StepModel
-from policies.targets import Condition, Override, Slo, Target
-from tuner.control.figures import judgeable
-from tuner.control.job import EngineFacts, Job, TargetRow, WindowPart
-from tuner.model.model_file import check_step_model
-from tuner.sim.engine import Engine
-from tuner.sim.noise import QUIET, StepNoise
-from tuner.sim.residuals import noise_from_steps
-from tuner.sim.workload import Traffic
+from rooftune.policies.errors import InputError
+from rooftune.policies.outcomes import BoolArray, FloatArray, Outcomes
+from rooftune.policies.request import Boot, Setting
+from rooftune.policies.step_time import StepModel
+from rooftune.policies.targets import Condition, Override, Slo, Target
+from rooftune.tuner.control.figures import judgeable
+from rooftune.tuner.control.job import EngineFacts, Job, TargetRow, WindowPart
+from rooftune.tuner.model.model_file import check_step_model
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.noise import QUIET, StepNoise
+from rooftune.tuner.sim.residuals import noise_from_steps
+from rooftune.tuner.sim.workload import Traffic
 
 LEAST_NOISE_STEPS = 20
 # Neither end of a window is compared where it is cut: at most this share of its span, each.

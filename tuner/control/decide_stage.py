@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from policies.guard import Action, Decision, GuardLimits, Reason, Situation, decide
-from policies.request import Setting
-from policies.verify import Verdict as Outcome
-from tuner.control.outcome import CycleReason, SignalPart
-from tuner.control.signals import FREEZING, Signal
+from rooftune.policies.guard import Action, Decision, GuardLimits, Reason, Situation, decide
+from rooftune.policies.request import Setting
+from rooftune.policies.verify import Verdict as Outcome
+from rooftune.tuner.control.outcome import CycleReason, SignalPart
+from rooftune.tuner.control.signals import FREEZING, Signal
 
 Why = CycleReason | Reason
 

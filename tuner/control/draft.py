@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
-
-from tuner.clock import Clock
-from tuner.control.decide_stage import Verdict
-from tuner.control.outcome import CycleRecord, Stage
-from tuner.control.push_stage import one_line
+from rooftune.tuner.clock import Clock
+from rooftune.tuner.control.decide_stage import Verdict
+from rooftune.tuner.control.outcome import CycleRecord, Stage
+from rooftune.tuner.control.push_stage import one_line
 
 AfterStage = Callable[[Stage], None]
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from policies.guard import RATIO_KNOBS
-from policies.request import Setting
-from policies.verify import Verdict
-from tuner.control.memory import Traffic, Tried, setting_of
-from tuner.control.traffic import alike
+from rooftune.policies.guard import RATIO_KNOBS
+from rooftune.policies.request import Setting
+from rooftune.policies.verify import Verdict
+from rooftune.tuner.control.memory import Traffic, Tried, setting_of
+from rooftune.tuner.control.traffic import alike
 
 # Within this ratio on every knob that counts tokens or requests, two settings are one for a trial.
 SAME_RATIO = 1.1

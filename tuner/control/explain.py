@@ -1,9 +1,9 @@
 """``explain``: why a cycle did what it did, in exactly five plain lines, from its record alone. Pure."""
 
-from policies.guard import Action
-from policies.request import Setting
-from tuner.control.explain_words import BEFORE_GUARD, MEANING, NEXT
-from tuner.control.outcome import CycleRecord, Figures, FitPart, Knobs, ProposalPart, TwinPart, VerifyPart
+from rooftune.policies.guard import Action
+from rooftune.policies.request import Setting
+from rooftune.tuner.control.explain_words import BEFORE_GUARD, MEANING, NEXT
+from rooftune.tuner.control.outcome import CycleRecord, Figures, FitPart, Knobs, ProposalPart, TwinPart, VerifyPart
 
 LINES = 5
 KNOB_WORDS = {

@@ -1,7 +1,7 @@
 """What each outcome means, and what the controller does after it, in words for people. Every code has both."""
 
-from policies.guard import Reason
-from tuner.control.outcome import CycleReason
+from rooftune.policies.guard import Reason
+from rooftune.tuner.control.outcome import CycleReason
 
 Why = Reason | CycleReason
 

@@ -6,7 +6,7 @@ The account is kept by day, so that a wall clock that jumps to another day and b
 import math
 from dataclasses import dataclass, replace
 
-from policies.errors import bad_value
+from rooftune.policies.errors import bad_value
 
 DAYS_KEPT = 4
 

@@ -1,6 +1,6 @@
 """The controller's own face: health, metrics, status, a log line an outcome, and pause, resume and revert over HTTP.
 
-The loop calls ``publish`` after each cycle and reads what people asked for through ``tuner.control.wishes``.
+The loop calls ``publish`` after each cycle and reads what people asked for through ``rooftune.tuner.control.wishes``.
 """
 
 import sys
@@ -8,17 +8,17 @@ import threading
 from importlib.metadata import version
 from typing import Any, TextIO
 
-from policies.errors import UnreachableError
-from tuner.clock import Clock
-from tuner.config import Config, TokenFile
-from tuner.config.values import split_listen
-from tuner.control import wishes
-from tuner.control.face_http import Answer, Ask, PageServer, Routes
-from tuner.control.face_log import EventLog, Level, Value, level_of, outcome_fields
-from tuner.control.face_series import CONTENT_TYPE, Series
-from tuner.control.face_view import About, View
-from tuner.control.outcome import CycleRecord
-from tuner.control.parts import Store
+from rooftune.policies.errors import UnreachableError
+from rooftune.tuner.clock import Clock
+from rooftune.tuner.config import Config, TokenFile
+from rooftune.tuner.config.values import split_listen
+from rooftune.tuner.control import wishes
+from rooftune.tuner.control.face_http import Answer, Ask, PageServer, Routes
+from rooftune.tuner.control.face_log import EventLog, Level, Value, level_of, outcome_fields
+from rooftune.tuner.control.face_series import CONTENT_TYPE, Series
+from rooftune.tuner.control.face_view import About, View
+from rooftune.tuner.control.outcome import CycleRecord
+from rooftune.tuner.control.parts import Store
 
 STATUS_SCHEMA = "rooftune.status"
 STATUS_VERSION = 1

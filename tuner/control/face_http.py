@@ -11,10 +11,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
-
-from policies.errors import InputError
-from tuner.config import TokenFile
-from tuner.record import Part, Words
+from rooftune.policies.errors import InputError
+from rooftune.tuner.config import TokenFile
+from rooftune.tuner.record import Part, Words
 
 MAX_BODY_BYTES = 4096
 MOST_CONNECTIONS = 32

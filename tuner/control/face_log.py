@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Literal, TextIO
 
-from policies.guard import Action, Reason
-from tuner.control.outcome import CycleReason, CycleRecord
+from rooftune.policies.guard import Action, Reason
+from rooftune.tuner.control.outcome import CycleReason, CycleRecord
 
 Value = str | int | float | bool | None
 LATEST_S = 9e10  # a wall clock that is off further names no date at all

@@ -6,13 +6,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
-
-from policies.errors import UnreachableError
-from policies.guard import Action, Reason
-from tuner.control import wishes
-from tuner.control.face_view import Glance, View
-from tuner.control.outcome import CycleRecord
-from tuner.control.parts import Store
+from rooftune.policies.errors import UnreachableError
+from rooftune.policies.guard import Action, Reason
+from rooftune.tuner.control import wishes
+from rooftune.tuner.control.face_view import Glance, View
+from rooftune.tuner.control.outcome import CycleRecord
+from rooftune.tuner.control.parts import Store
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "rooftune_controller_"

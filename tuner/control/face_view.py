@@ -4,9 +4,9 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 
-from policies.guard import Action
-from tuner.clock import Clock
-from tuner.control.outcome import CycleReason, CycleRecord, Stage
+from rooftune.policies.guard import Action
+from rooftune.tuner.clock import Clock
+from rooftune.tuner.control.outcome import CycleReason, CycleRecord, Stage
 
 BLIND = frozenset(
     {

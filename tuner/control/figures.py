@@ -4,14 +4,13 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-
-from policies.outcomes import Outcomes
-from policies.quantiles import quantile
-from policies.slo import attainment, good
-from policies.targets import Override, Slo, Target
-from tuner.control.outcome import Figures
-from tuner.observe.rows import ABORTED, FINISHED, RequestRows
-from tuner.record import plain
+from rooftune.policies.outcomes import Outcomes
+from rooftune.policies.quantiles import quantile
+from rooftune.policies.slo import attainment, good
+from rooftune.policies.targets import Override, Slo, Target
+from rooftune.tuner.control.outcome import Figures
+from rooftune.tuner.observe.rows import ABORTED, FINISHED, RequestRows
+from rooftune.tuner.record import plain
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]

@@ -5,19 +5,18 @@ import math
 import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
-
-from policies.errors import InputError
-from policies.step_time import StepModel
-from tuner.control.outcome import FitPart
-from tuner.control.parts import Store
-from tuner.model.drift import Drift, DriftAlarm
-from tuner.model.fit import MIN_STEPS, fit_steps
-from tuner.model.model_file import check_step_model
-from tuner.model.reservoir import Reservoir, stratum_of
-from tuner.model.roofline import FitCode, StepFit, predict
-from tuner.model.samples import StepSamples, join
-from tuner.observe.rows import StepRows
-from tuner.record import Part, Words
+from rooftune.policies.errors import InputError
+from rooftune.policies.step_time import StepModel
+from rooftune.tuner.control.outcome import FitPart
+from rooftune.tuner.control.parts import Store
+from rooftune.tuner.model.drift import Drift, DriftAlarm
+from rooftune.tuner.model.fit import MIN_STEPS, fit_steps
+from rooftune.tuner.model.model_file import check_step_model
+from rooftune.tuner.model.reservoir import Reservoir, stratum_of
+from rooftune.tuner.model.roofline import FitCode, StepFit, predict
+from rooftune.tuner.model.samples import StepSamples, join
+from rooftune.tuner.observe.rows import StepRows
+from rooftune.tuner.record import Part, Words
 
 KEY = "model"
 # Steps kept for the fit (0.1 to 0.2 s of one core for each refit), and of sizes that were met for the first time.
@@ -108,7 +107,7 @@ class Learner:
             self.drift = alarm or self.drift
 
     def _known(self, samples: StepSamples) -> npt.NDArray[np.bool_]:
-        """Which steps are of a size that was met before; see ``tuner.model.warm``."""
+        """Which steps are of a size that was met before; see ``rooftune.tuner.model.warm``."""
         tokens = samples.computed_tokens
         known = np.isin(tokens, self._sizes)
         first = np.zeros(len(tokens), dtype=np.bool_)

@@ -3,12 +3,11 @@
 import math
 
 import numpy as np
-
-from policies.quantiles import quantile, weighted_quantile
-from policies.verify import Observed
-from tuner.control.figures import judged, queue_s
-from tuner.observe.rows import FAILED, FINISHED, FloatArray, IntArray, StepRows
-from tuner.observe.window import Window
+from rooftune.policies.quantiles import quantile, weighted_quantile
+from rooftune.policies.verify import Observed
+from rooftune.tuner.control.figures import judged, queue_s
+from rooftune.tuner.observe.rows import FAILED, FINISHED, FloatArray, IntArray, StepRows
+from rooftune.tuner.observe.window import Window
 
 # Of fewer samples an operator's threshold is not judged: a p99 of three requests is the slowest of three.
 THRESHOLD_GAPS, THRESHOLD_REQUESTS = 100, 20

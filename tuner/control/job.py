@@ -4,10 +4,9 @@ from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
-
-from policies.errors import RefusedError
-from tuner.control.outcome import Figures, Knobs, ProposalPart, TwinPart
-from tuner.record import Count, Part, Share, Some
+from rooftune.policies.errors import RefusedError
+from rooftune.tuner.control.outcome import Figures, Knobs, ProposalPart, TwinPart
+from rooftune.tuner.record import Count, Part, Share, Some
 
 
 class WorkerFault(StrEnum):
@@ -48,7 +47,7 @@ class WindowPart(Part):
 
 
 class EngineFacts(Part):
-    """The twin's engine as it runs now: see ``tuner.sim.engine.Engine`` and ``policies.request.Boot``."""
+    """The twin's engine as it runs now: see ``Engine`` of tuner/sim/engine.py and ``Boot`` of policies/request.py."""
 
     ceiling_tokens: Some
     kv_blocks: Some
@@ -62,7 +61,7 @@ class EngineFacts(Part):
 
 
 class TargetRow(Part):
-    """One target: metric of ``policies.targets.Metric``, bound in seconds, quantile in 0..1."""
+    """One target: metric of ``rooftune.policies.targets.Metric``, bound in seconds, quantile in 0..1."""
 
     metric: str
     bound_s: Annotated[float, Field(gt=0)]
@@ -70,7 +69,7 @@ class TargetRow(Part):
 
 
 class OverrideRow(Part):
-    """Targets of their own for some requests: see ``policies.targets.Override``; prompt and output limits inclusive."""
+    """Targets of their own for some requests: see ``Override``; prompt and output limits inclusive."""
 
     min_prompt_tokens: Count | None = None
     max_prompt_tokens: Count | None = None
@@ -93,7 +92,7 @@ class LiveTrial(Part):
 class Job(Part):
     """One window to judge and to search.
 
-    model, draws: coefficients of ``policies.step_time.StepModel``; draws: other models that the data allows.
+    model, draws: coefficients of ``rooftune.policies.step_time.StepModel``; draws: other models that the data allows.
     noise_modelled_s, noise_measured_s: the same steps twice, for the twin's step noise (empty: none).
     current: the setting under which the window ran. base: the setting to search from (the one in force now).
     bounds: knob -> (least, greatest) allowed, the meet of envelope, operator's bounds and trust region; a knob that

@@ -3,21 +3,21 @@
 import math
 from dataclasses import replace
 
-from policies.guard import Reason, Situation
-from policies.request import Setting
-from policies.verify import Verdict as Outcome
-from policies.verify import crossed
-from tuner.control.book import Book
-from tuner.control.decide_stage import Verdict, decide_cycle, kv_bound
-from tuner.control.draft import Draft
-from tuner.control.exploration import measured_cost_slo_s, predicted_cost_slo_s
-from tuner.control.fit_stage import Learner
-from tuner.control.memory import Trial, knobs_of
-from tuner.control.options import LoopOptions
-from tuner.control.propose_stage import Found, Proposal
-from tuner.control.sight import Sighting
-from tuner.control.standing import Holder
-from tuner.control.verify_stage import PACE_RATIO, Checked, Terms, check
+from rooftune.policies.guard import Reason, Situation
+from rooftune.policies.request import Setting
+from rooftune.policies.verify import Verdict as Outcome
+from rooftune.policies.verify import crossed
+from rooftune.tuner.control.book import Book
+from rooftune.tuner.control.decide_stage import Verdict, decide_cycle, kv_bound
+from rooftune.tuner.control.draft import Draft
+from rooftune.tuner.control.exploration import measured_cost_slo_s, predicted_cost_slo_s
+from rooftune.tuner.control.fit_stage import Learner
+from rooftune.tuner.control.memory import Trial, knobs_of
+from rooftune.tuner.control.options import LoopOptions
+from rooftune.tuner.control.propose_stage import Found, Proposal
+from rooftune.tuner.control.sight import Sighting
+from rooftune.tuner.control.standing import Holder
+from rooftune.tuner.control.verify_stage import PACE_RATIO, Checked, Terms, check
 
 # A trial that turns out bad is seen in one cycle and taken back in it; the next one makes sure.
 REVERT_CYCLES = 2.0

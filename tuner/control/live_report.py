@@ -3,11 +3,11 @@
 from collections import Counter
 from pathlib import Path
 
-from policies.errors import InputError
-from policies.guard import Action
-from tuner.control.explain import explain, knee, knobs, points, share
-from tuner.control.outcome import CycleRecord, Knobs
-from tuner.control.parts import Store
+from rooftune.policies.errors import InputError
+from rooftune.policies.guard import Action
+from rooftune.tuner.control.explain import explain, knee, knobs, points, share
+from rooftune.tuner.control.outcome import CycleRecord, Knobs
+from rooftune.tuner.control.parts import Store
 
 NAME = "live.md"
 MOST_CYCLES = 20_000

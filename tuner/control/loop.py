@@ -11,24 +11,23 @@ controller: the engine goes back to its boot setting when the lease ends.
 from collections.abc import Callable
 
 from pydantic import ValidationError
-
-from policies.errors import RooftuneError
-from policies.guard import Action
-from tuner.clock import Clock
-from tuner.control.act import Actor
-from tuner.control.book import Book
-from tuner.control.decide_stage import Verdict
-from tuner.control.draft import AfterStage, Draft, nothing_after
-from tuner.control.fit_stage import Learner
-from tuner.control.judgement import Judge
-from tuner.control.options import LoopOptions
-from tuner.control.outcome import CycleReason, CycleRecord, Stage
-from tuner.control.parts import Searcher, Store
-from tuner.control.planner import Planner
-from tuner.control.push_stage import fault_reason, one_line
-from tuner.control.sight import Reader, Sight
-from tuner.control.state_errors import StoreError
-from tuner.ports.base import Port, PortError
+from rooftune.policies.errors import RooftuneError
+from rooftune.policies.guard import Action
+from rooftune.tuner.clock import Clock
+from rooftune.tuner.control.act import Actor
+from rooftune.tuner.control.book import Book
+from rooftune.tuner.control.decide_stage import Verdict
+from rooftune.tuner.control.draft import AfterStage, Draft, nothing_after
+from rooftune.tuner.control.fit_stage import Learner
+from rooftune.tuner.control.judgement import Judge
+from rooftune.tuner.control.options import LoopOptions
+from rooftune.tuner.control.outcome import CycleReason, CycleRecord, Stage
+from rooftune.tuner.control.parts import Searcher, Store
+from rooftune.tuner.control.planner import Planner
+from rooftune.tuner.control.push_stage import fault_reason, one_line
+from rooftune.tuner.control.sight import Reader, Sight
+from rooftune.tuner.control.state_errors import StoreError
+from rooftune.tuner.ports.base import Port, PortError
 
 
 class Controller:

@@ -7,15 +7,14 @@ from collections.abc import Iterator
 from typing import Annotated
 
 from pydantic import Field, ValidationError
-
-from policies.errors import InputError
-from policies.request import Setting
-from tuner.control.exploration import Account
-from tuner.control.outcome import Amount, Knobs
-from tuner.control.parts import Store
-from tuner.control.trust import Trust
-from tuner.control.way import Way
-from tuner.record import Count, Part, Share, Words
+from rooftune.policies.errors import InputError
+from rooftune.policies.request import Setting
+from rooftune.tuner.control.exploration import Account
+from rooftune.tuner.control.outcome import Amount, Knobs
+from rooftune.tuner.control.parts import Store
+from rooftune.tuner.control.trust import Trust
+from rooftune.tuner.control.way import Way
+from rooftune.tuner.record import Count, Part, Share, Words
 
 KEY = "loop"
 MOST_TRIED = 50

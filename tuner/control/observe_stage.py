@@ -5,23 +5,22 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-
-from policies import wire
-from policies.envelope import Envelope, KnobBound, Mode
-from policies.errors import bad_value
-from policies.request import Setting
-from policies.targets import Slo
-from policies.verify import Observed
-from tuner.control.canonical import canonical
-from tuner.control.harm import observed, rising
-from tuner.control.matched import overdue
-from tuner.control.memory import Traffic
-from tuner.control.outcome import SignalPart
-from tuner.control.signals_budget import observed_ceiling_tokens
-from tuner.control.traffic import traffic_of
-from tuner.observe.protocol import Reading
-from tuner.observe.rows import ABORTED, RequestRows
-from tuner.observe.window import Window
+from rooftune.policies import wire
+from rooftune.policies.envelope import Envelope, KnobBound, Mode
+from rooftune.policies.errors import bad_value
+from rooftune.policies.request import Setting
+from rooftune.policies.targets import Slo
+from rooftune.policies.verify import Observed
+from rooftune.tuner.control.canonical import canonical
+from rooftune.tuner.control.harm import observed, rising
+from rooftune.tuner.control.matched import overdue
+from rooftune.tuner.control.memory import Traffic
+from rooftune.tuner.control.outcome import SignalPart
+from rooftune.tuner.control.signals_budget import observed_ceiling_tokens
+from rooftune.tuner.control.traffic import traffic_of
+from rooftune.tuner.observe.protocol import Reading
+from rooftune.tuner.observe.rows import ABORTED, RequestRows
+from rooftune.tuner.observe.window import Window
 
 # Beyond this share of aborted requests (and so many of them) a window says more of its callers than of the engine.
 STORM_SHARE, STORM_LEAST = 0.25, 10

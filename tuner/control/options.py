@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 from types import MappingProxyType
 
-from policies.envelope import KNOB_NAMES
-from policies.errors import bad_value
-from policies.limits import GuardLimits
-from policies.targets import Slo
-from policies.verify import RollbackThresholds
-from tuner.config import Config
+from rooftune.policies.envelope import KNOB_NAMES
+from rooftune.policies.errors import bad_value
+from rooftune.policies.limits import GuardLimits
+from rooftune.policies.targets import Slo
+from rooftune.policies.verify import RollbackThresholds
+from rooftune.tuner.config import Config
 
 # What every engine with the protocol can move; an engine that lacks one leaves it out by itself.
 PLAIN_KNOBS: Mapping[str, tuple[float, float]] = MappingProxyType(

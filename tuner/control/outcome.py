@@ -8,9 +8,8 @@ from enum import StrEnum
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
-
-from policies.guard import Action, Reason
-from tuner.record import Count, Part, Seconds, Share, Words
+from rooftune.policies.guard import Action, Reason
+from rooftune.tuner.record import Count, Part, Seconds, Share, Words
 
 SCHEMA: Final = "rooftune.cycle"
 VERSION: Final = 1
@@ -20,7 +19,7 @@ Amount = float | None  # any finite number, null: not known
 
 
 class CycleReason(StrEnum):
-    """Why a cycle ended before the guard could decide, or after it had. Beside ``policies.guard.Reason``."""
+    """Why a cycle ended before the guard could decide, or after it had. Beside ``rooftune.policies.guard.Reason``."""
 
     UNREACHABLE = "unreachable"  # any PortFault but the next three; the lease takes care of the engine
     UNAUTHORIZED = "unauthorized"
@@ -129,7 +128,7 @@ class ProposalPart(Part):
 
 
 class VerifyPart(Part):
-    """A push held against its prediction: see ``policies.verify``. push_cycle: the cycle that pushed."""
+    """A push held against its prediction: see ``rooftune.policies.verify``. push_cycle: the cycle that pushed."""
 
     push_cycle: Count
     verdict: Literal["better", "worse", "inconclusive"]
@@ -143,7 +142,7 @@ class VerifyPart(Part):
 
 
 class SignalPart(Part):
-    """One thing that is wrong or worth knowing, with its cause. code: ``tuner.control.signals.Signal``."""
+    """One thing that is wrong or worth knowing, with its cause. code: ``rooftune.tuner.control.signals.Signal``."""
 
     code: Words
     evidence: dict[str, float]

@@ -1,13 +1,13 @@
 """What the loop is put together from, as protocols, so that each part is built and tried by itself.
 
-The port is ``tuner.ports.base.Port``, the clock ``tuner.clock.Clock``.
+The port is ``rooftune.tuner.ports.base.Port``, the clock ``rooftune.tuner.clock.Clock``.
 """
 
 from collections.abc import Callable
 from typing import Protocol
 
-from tuner.control.job import Answer, Job
-from tuner.control.outcome import CycleRecord
+from rooftune.tuner.control.job import Answer, Job
+from rooftune.tuner.control.outcome import CycleRecord
 
 
 class Searcher(Protocol):

@@ -1,22 +1,22 @@
 """From what was seen to a proposal: refit when it is worth it, search when it is due, and otherwise say why not."""
 
-from policies.guard import Reason
-from tuner.clock import Clock
-from tuner.control.book import Book
-from tuner.control.draft import Draft
-from tuner.control.effects import still_told, without_effect
-from tuner.control.fit_stage import Learner
-from tuner.control.options import LoopOptions
-from tuner.control.outcome import CycleReason
-from tuner.control.parts import Searcher
-from tuner.control.propose_stage import Found, Why, make_job, remembered, searched
-from tuner.control.push_stage import one_line
-from tuner.control.search_desk import SearchDesk
-from tuner.control.sight import Sighting
-from tuner.control.signals_codes import Signal
-from tuner.control.standing import Holder
-from tuner.control.trust import Bounds, Trust
-from tuner.model.roofline import FitRefused
+from rooftune.policies.guard import Reason
+from rooftune.tuner.clock import Clock
+from rooftune.tuner.control.book import Book
+from rooftune.tuner.control.draft import Draft
+from rooftune.tuner.control.effects import still_told, without_effect
+from rooftune.tuner.control.fit_stage import Learner
+from rooftune.tuner.control.options import LoopOptions
+from rooftune.tuner.control.outcome import CycleReason
+from rooftune.tuner.control.parts import Searcher
+from rooftune.tuner.control.propose_stage import Found, Why, make_job, remembered, searched
+from rooftune.tuner.control.push_stage import one_line
+from rooftune.tuner.control.search_desk import SearchDesk
+from rooftune.tuner.control.sight import Sighting
+from rooftune.tuner.control.signals_codes import Signal
+from rooftune.tuner.control.standing import Holder
+from rooftune.tuner.control.trust import Bounds, Trust
+from rooftune.tuner.model.roofline import FitRefused
 
 # What has ended may look well while others never get that far.
 UNHEALTHY = frozenset(

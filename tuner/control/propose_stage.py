@@ -5,24 +5,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-
-from policies.errors import InputError
-from policies.guard import Reason
-from policies.request import Setting
-from policies.step_time import StepModel
-from policies.targets import Slo, Target
-from tuner.control.canonical import canonical
-from tuner.control.effects import proven
-from tuner.control.fit_stage import noise_pairs
-from tuner.control.job import Answer, EngineFacts, Job, LiveTrial, OverrideRow, TargetRow
-from tuner.control.memory import Traffic, Tried, knobs_of, setting_of
-from tuner.control.observe_stage import Seen, keeps_decodes_moving
-from tuner.control.options import LoopOptions
-from tuner.control.outcome import CycleReason, FitPart, ProposalPart, TwinPart
-from tuner.control.traffic import alike
-from tuner.control.trust import Bounds, Trust, region
-from tuner.control.windowing import window_part
-from tuner.model.draws import model_draws
+from rooftune.policies.errors import InputError
+from rooftune.policies.guard import Reason
+from rooftune.policies.request import Setting
+from rooftune.policies.step_time import StepModel
+from rooftune.policies.targets import Slo, Target
+from rooftune.tuner.control.canonical import canonical
+from rooftune.tuner.control.effects import proven
+from rooftune.tuner.control.fit_stage import noise_pairs
+from rooftune.tuner.control.job import Answer, EngineFacts, Job, LiveTrial, OverrideRow, TargetRow
+from rooftune.tuner.control.memory import Traffic, Tried, knobs_of, setting_of
+from rooftune.tuner.control.observe_stage import Seen, keeps_decodes_moving
+from rooftune.tuner.control.options import LoopOptions
+from rooftune.tuner.control.outcome import CycleReason, FitPart, ProposalPart, TwinPart
+from rooftune.tuner.control.traffic import alike
+from rooftune.tuner.control.trust import Bounds, Trust, region
+from rooftune.tuner.control.windowing import window_part
+from rooftune.tuner.model.draws import model_draws
 
 # A searched window is bounded: the twin's time grows with it, and older requests say less.
 MOST_REQUESTS = 4000

@@ -3,15 +3,14 @@
 from dataclasses import dataclass
 
 from pydantic import ValidationError
-
-from policies import wire
-from policies.errors import InputError
-from policies.guard import Reason, changes
-from policies.request import FCFS, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
-from policies.step_time import StepModel
-from tuner.control.outcome import CycleReason
-from tuner.ports.base import Port, PortError, PortFault
-from tuner.record import first_problem
+from rooftune.policies import wire
+from rooftune.policies.errors import InputError
+from rooftune.policies.guard import Reason, changes
+from rooftune.policies.request import FCFS, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
+from rooftune.policies.step_time import StepModel
+from rooftune.tuner.control.outcome import CycleReason
+from rooftune.tuner.ports.base import Port, PortError, PortFault
+from rooftune.tuner.record import first_problem
 
 FAULTS: dict[PortFault, CycleReason] = {
     PortFault.UNAUTHORIZED: CycleReason.UNAUTHORIZED,

@@ -3,8 +3,8 @@
 import math
 from datetime import UTC, datetime, tzinfo
 
-from policies.errors import bad_value
-from policies.limits import WEEK_MINUTES
+from rooftune.policies.errors import bad_value
+from rooftune.policies.limits import WEEK_MINUTES
 
 DAY_MINUTES = 24 * 60
 DAY_S = 86_400.0

@@ -2,20 +2,20 @@
 
 import math
 
-from policies.errors import InputError
-from policies.guard import Reason
-from policies.request import Setting
-from tuner.control.effects import refuted
-from tuner.control.job import Answer, Job, WorkerError
-from tuner.control.memory import Traffic, Tried, setting_of
-from tuner.control.observe_stage import Seen
-from tuner.control.options import LoopOptions
-from tuner.control.outcome import CycleReason
-from tuner.control.parts import Searcher
-from tuner.control.propose_stage import Found, Proposal, Why, outside, proposal_of
-from tuner.control.push_stage import one_line
-from tuner.control.traffic import alike
-from tuner.control.trust import Bounds
+from rooftune.policies.errors import InputError
+from rooftune.policies.guard import Reason
+from rooftune.policies.request import Setting
+from rooftune.tuner.control.effects import refuted
+from rooftune.tuner.control.job import Answer, Job, WorkerError
+from rooftune.tuner.control.memory import Traffic, Tried, setting_of
+from rooftune.tuner.control.observe_stage import Seen
+from rooftune.tuner.control.options import LoopOptions
+from rooftune.tuner.control.outcome import CycleReason
+from rooftune.tuner.control.parts import Searcher
+from rooftune.tuner.control.propose_stage import Found, Proposal, Why, outside, proposal_of
+from rooftune.tuner.control.push_stage import one_line
+from rooftune.tuner.control.traffic import alike
+from rooftune.tuner.control.trust import Bounds
 
 
 def _differ(before: Traffic | None, now: Traffic | None) -> bool:

@@ -6,27 +6,26 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
-
-from policies import wire
-from policies.errors import InputError
-from tuner.clock import Clock
-from tuner.control import schedule, wishes
-from tuner.control.book import Book
-from tuner.control.decide_stage import freeze_of
-from tuner.control.draft import Draft
-from tuner.control.figures import figures, judgeable
-from tuner.control.fit_stage import Learner
-from tuner.control.memory import knobs_of
-from tuner.control.observe_stage import Seen, boot_of, setting_in_force
-from tuner.control.options import LoopOptions
-from tuner.control.outcome import CycleReason, Figures
-from tuner.control.parts import Store
-from tuner.control.signals import find_signals
-from tuner.control.standing import Holder, Standing, beyond, stand
-from tuner.control.verify_stage import MOST_BEFORE, Checked
-from tuner.observe.protocol import Reading
-from tuner.observe.rows import StepRows
-from tuner.observe.window import Window
+from rooftune.policies import wire
+from rooftune.policies.errors import InputError
+from rooftune.tuner.clock import Clock
+from rooftune.tuner.control import schedule, wishes
+from rooftune.tuner.control.book import Book
+from rooftune.tuner.control.decide_stage import freeze_of
+from rooftune.tuner.control.draft import Draft
+from rooftune.tuner.control.figures import figures, judgeable
+from rooftune.tuner.control.fit_stage import Learner
+from rooftune.tuner.control.memory import knobs_of
+from rooftune.tuner.control.observe_stage import Seen, boot_of, setting_in_force
+from rooftune.tuner.control.options import LoopOptions
+from rooftune.tuner.control.outcome import CycleReason, Figures
+from rooftune.tuner.control.parts import Store
+from rooftune.tuner.control.signals import find_signals
+from rooftune.tuner.control.standing import Holder, Standing, beyond, stand
+from rooftune.tuner.control.verify_stage import MOST_BEFORE, Checked
+from rooftune.tuner.observe.protocol import Reading
+from rooftune.tuner.observe.rows import StepRows
+from rooftune.tuner.observe.window import Window
 
 # Shadow time counts only while the controller looks: at most so many cycles for one.
 LOOKING_CYCLES = 3.0
@@ -34,7 +33,7 @@ LATEST_WALL_S = 9e10
 
 
 class Reader(Protocol):
-    """``tuner.observe.protocol.ProtocolReader``."""
+    """``rooftune.tuner.observe.protocol.ProtocolReader``."""
 
     def read(self) -> Reading: ...
 

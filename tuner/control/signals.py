@@ -6,15 +6,15 @@ what they are, and the least data below which it says nothing: what is missing i
 
 from collections.abc import Callable, Iterator
 
-from policies import wire
-from policies.step_time import StepModel
-from tuner.control import signals_budget, signals_gaps, signals_pressure, signals_requests
-from tuner.control.outcome import SignalPart
-from tuner.control.signals_budget import observed_ceiling_tokens
-from tuner.control.signals_codes import Signal
-from tuner.control.signals_view import View
-from tuner.model.drift import Drift
-from tuner.observe.rows import RequestRows, StepRows
+from rooftune.policies import wire
+from rooftune.policies.step_time import StepModel
+from rooftune.tuner.control import signals_budget, signals_gaps, signals_pressure, signals_requests
+from rooftune.tuner.control.outcome import SignalPart
+from rooftune.tuner.control.signals_budget import observed_ceiling_tokens
+from rooftune.tuner.control.signals_codes import Signal
+from rooftune.tuner.control.signals_view import View
+from rooftune.tuner.model.drift import Drift
+from rooftune.tuner.observe.rows import RequestRows, StepRows
 
 __all__ = ["FREEZING", "RULES", "Signal", "find_signals", "observed_ceiling_tokens"]
 

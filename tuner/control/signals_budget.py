@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 
 import numpy as np
-
-from policies import wire
-from tuner.control.signals_codes import Finding, Signal, finding
-from tuner.control.signals_view import MIN_STEPS, View, thirds
-from tuner.observe.rows import StepRows
+from rooftune.policies import wire
+from rooftune.tuner.control.signals_codes import Finding, Signal, finding
+from rooftune.tuner.control.signals_view import MIN_STEPS, View, thirds
+from rooftune.tuner.observe.rows import StepRows
 
 # Twice as many, and at least this many more: a queue that breathes does less over three thirds of a window.
 GROWTH_RATIO = 2.0

@@ -3,7 +3,7 @@
 import math
 from enum import StrEnum
 
-from tuner.control.outcome import SignalPart
+from rooftune.tuner.control.outcome import SignalPart
 
 Finding = SignalPart
 

@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 
 import numpy as np
-
-from policies.quantiles import quantile, weighted_quantile
-from tuner.control.signals_codes import Finding, Signal, finding
-from tuner.control.signals_view import MIN_REQUESTS, MIN_STEPS, View, rank_correlation
-from tuner.observe.rows import FloatArray
+from rooftune.policies.quantiles import quantile, weighted_quantile
+from rooftune.tuner.control.signals_codes import Finding, Signal, finding
+from rooftune.tuner.control.signals_view import MIN_REQUESTS, MIN_STEPS, View, rank_correlation
+from rooftune.tuner.observe.rows import FloatArray
 
 # Three times the longest step that the budget explains: models are wrong by tens of percent, not by two hundred.
 TAIL_RATIO = 3.0

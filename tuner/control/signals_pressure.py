@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 
 import numpy as np
-
-from tuner.control.signals_codes import Finding, Signal, finding
-from tuner.control.signals_view import MIN_STEPS, View, thirds
+from rooftune.tuner.control.signals_codes import Finding, Signal, finding
+from rooftune.tuner.control.signals_view import MIN_STEPS, View, thirds
 
 # A pool counts as full a few blocks before it is: the last ones hold a request's next token.
 KV_FULL = 0.95

@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 
 import numpy as np
-
-from tuner.control.signals_codes import Finding, Signal, finding
-from tuner.control.signals_view import View
-from tuner.observe.rows import FloatArray, RequestRows
+from rooftune.tuner.control.signals_codes import Finding, Signal, finding
+from rooftune.tuner.control.signals_view import View
+from rooftune.tuner.observe.rows import FloatArray, RequestRows
 
 # Each level needs as many requests as its median needs to stand still.
 LEVEL_REQUESTS = 20

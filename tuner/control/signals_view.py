@@ -4,12 +4,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-
-from policies import wire
-from policies.step_time import StepModel, chunk_attention_work, step_time
-from tuner.model.drift import Drift
-from tuner.model.roofline import predict
-from tuner.observe.rows import FINISHED, BoolArray, FloatArray, RequestRows, StepRows
+from rooftune.policies import wire
+from rooftune.policies.step_time import StepModel, chunk_attention_work, step_time
+from rooftune.tuner.model.drift import Drift
+from rooftune.tuner.model.roofline import predict
+from rooftune.tuner.observe.rows import FINISHED, BoolArray, FloatArray, RequestRows, StepRows
 
 # Fewer steps show nothing: a prompt of ordinary length takes as many.
 MIN_STEPS = 50

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from policies import wire
-from policies.request import Setting
-from tuner.control.memory import Kept, Memory, Trial, setting_of
-from tuner.control.observe_stage import boot_of, setting_in_force
-from tuner.control.propose_stage import FOLLOWERS
+from rooftune.policies import wire
+from rooftune.policies.request import Setting
+from rooftune.tuner.control.memory import Kept, Memory, Trial, setting_of
+from rooftune.tuner.control.observe_stage import boot_of, setting_in_force
+from rooftune.tuner.control.propose_stage import FOLLOWERS
 
 
 class Holder(StrEnum):

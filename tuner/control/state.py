@@ -12,15 +12,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from policies.errors import InputError
-from tuner.clock import Clock, SystemClock
-from tuner.config import RetentionSection
-from tuner.control import wishes
-from tuner.control.outcome import CycleRecord
-from tuner.control.state_errors import StoreError, StoreFault, told
-from tuner.control.state_file import STATE_FILE, connect, is_sound, keep_all, move_aside, salvage, transaction
-from tuner.control.state_lock import FolderLock, holder
-from tuner.control.state_rows import PUSH_COLUMNS, FitRow, PushRow, fit_row, insert_cycle, push_row, unpack
+from rooftune.policies.errors import InputError
+from rooftune.tuner.clock import Clock, SystemClock
+from rooftune.tuner.config import RetentionSection
+from rooftune.tuner.control import wishes
+from rooftune.tuner.control.outcome import CycleRecord
+from rooftune.tuner.control.state_errors import StoreError, StoreFault, told
+from rooftune.tuner.control.state_file import STATE_FILE, connect, is_sound, keep_all, move_aside, salvage, transaction
+from rooftune.tuner.control.state_lock import FolderLock, holder
+from rooftune.tuner.control.state_rows import PUSH_COLUMNS, FitRow, PushRow, fit_row, insert_cycle, push_row, unpack
 
 __all__ = ["FitRow", "PushRow", "StateFile", "StoreError", "StoreFault", "holder"]
 
@@ -33,7 +33,7 @@ DAY_S = 86_400.0
 
 
 class StateFile:
-    """Implements ``tuner.control.parts.Store``. Any thread may call it; every method may raise StoreError.
+    """Implements ``rooftune.tuner.control.parts.Store``. Any thread may call it; every method may raise StoreError.
 
     notes: what a person should hear about the opening (a damaged file moved aside), one line each.
     """

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 
-from policies.errors import UnreachableError
+from rooftune.policies.errors import UnreachableError
 
 
 class StoreFault(StrEnum):

@@ -8,9 +8,9 @@ from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from policies.errors import InputError
-from tuner.clock import Clock
-from tuner.control.state_errors import StoreFault, fault_of, store_error, told
+from rooftune.policies.errors import InputError
+from rooftune.tuner.clock import Clock
+from rooftune.tuner.control.state_errors import StoreFault, fault_of, store_error, told
 
 STATE_FILE = "state.db"
 SCHEMA_VERSION = 1

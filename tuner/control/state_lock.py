@@ -4,8 +4,8 @@ import fcntl
 import os
 from pathlib import Path
 
-from policies.errors import InputError, RefusedError
-from tuner.clock import Clock
+from rooftune.policies.errors import InputError, RefusedError
+from rooftune.tuner.clock import Clock
 
 LOCK_FILE = "controller.lock"
 _TRIES, _PAUSE_S = 5, 0.1  # a command that looks who holds it has it for an instant

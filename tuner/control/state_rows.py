@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
-
-from tuner.control.outcome import CycleRecord, FitPart, Knobs
-from tuner.control.state_errors import StoreError, StoreFault
+from rooftune.tuner.control.outcome import CycleRecord, FitPart, Knobs
+from rooftune.tuner.control.state_errors import StoreError, StoreFault
 
 MAX_RECORD_BYTES = 4_000_000
 PUSH_COLUMNS = (

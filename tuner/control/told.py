@@ -1,9 +1,9 @@
 """Progress for a person at a terminal: a line when something has changed, none when a cycle was like the one before."""
 
-from policies.guard import Action
-from tuner.control.explain import knobs, points, share
-from tuner.control.explain_words import MEANING
-from tuner.control.outcome import CycleRecord, VerifyPart
+from rooftune.policies.guard import Action
+from rooftune.tuner.control.explain import knobs, points, share
+from rooftune.tuner.control.explain_words import MEANING
+from rooftune.tuner.control.outcome import CycleRecord, VerifyPart
 
 # Worth a line of its own when the share of good requests has moved by so much.
 MOVED_SHARE = 0.02

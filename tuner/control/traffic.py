@@ -2,9 +2,9 @@
 
 import math
 
-from policies.quantiles import quantile
-from tuner.control.memory import Traffic
-from tuner.observe.rows import RequestRows
+from rooftune.policies.quantiles import quantile
+from rooftune.tuner.control.memory import Traffic
+from rooftune.tuner.observe.rows import RequestRows
 
 
 def traffic_of(requests: RequestRows, span_s: float) -> Traffic | None:

@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from policies.envelope import Envelope, Mode, is_count
-from policies.errors import bad_value
-from policies.guard import RATIO_KNOBS
-from policies.request import Setting
+from rooftune.policies.envelope import Envelope, Mode, is_count
+from rooftune.policies.errors import bad_value
+from rooftune.policies.guard import RATIO_KNOBS
+from rooftune.policies.request import Setting
 
 Bounds = dict[str, tuple[float, float]]
 

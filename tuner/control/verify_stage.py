@@ -9,20 +9,19 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-
-from policies.step_time import StepModel
-from policies.targets import Slo
-from policies.verify import Comparison, Judgement, RollbackThresholds, Verdict, VerdictReason, crossed, judge
-from tuner.control.figures import good_mask, judged
-from tuner.control.harm import nobody_ends, rising
-from tuner.control.matched import Matched, Side, compare, overdue
-from tuner.control.memory import Trial
-from tuner.control.observe_stage import Seen, in_flight, storming, wait_bound_s, waiting_at
-from tuner.control.outcome import VerifyPart
-from tuner.control.way import Way
-from tuner.model.roofline import predict
-from tuner.observe.rows import ABORTED, RequestRows
-from tuner.observe.window import Window
+from rooftune.policies.step_time import StepModel
+from rooftune.policies.targets import Slo
+from rooftune.policies.verify import Comparison, Judgement, RollbackThresholds, Verdict, VerdictReason, crossed, judge
+from rooftune.tuner.control.figures import good_mask, judged
+from rooftune.tuner.control.harm import nobody_ends, rising
+from rooftune.tuner.control.matched import Matched, Side, compare, overdue
+from rooftune.tuner.control.memory import Trial
+from rooftune.tuner.control.observe_stage import Seen, in_flight, storming, wait_bound_s, waiting_at
+from rooftune.tuner.control.outcome import VerifyPart
+from rooftune.tuner.control.way import Way
+from rooftune.tuner.model.roofline import predict
+from rooftune.tuner.observe.rows import ABORTED, RequestRows
+from rooftune.tuner.observe.window import Window
 
 MOST_BEFORE = 4
 # An engine that is slower or faster than this at the same work is not the one that was measured before the push: no

@@ -4,9 +4,8 @@ import math
 from typing import Annotated
 
 from pydantic import Field
-
-from tuner.control.outcome import Knobs
-from tuner.record import Count, Part
+from rooftune.tuner.control.outcome import Knobs
+from rooftune.tuner.record import Count, Part
 
 
 class Way(Part):

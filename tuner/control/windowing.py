@@ -1,9 +1,8 @@
 """From rows to the part of a job: what the child process replays."""
 
 import numpy as np
-
-from tuner.control.job import WindowPart
-from tuner.observe.rows import FINISHED, RequestRows
+from rooftune.tuner.control.job import WindowPart
+from rooftune.tuner.observe.rows import FINISHED, RequestRows
 
 
 def window_part(rows: RequestRows, start_s: float) -> WindowPart:

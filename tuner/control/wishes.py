@@ -10,10 +10,9 @@ import secrets
 from typing import Annotated
 
 from pydantic import Field, ValidationError
-
-from tuner.control.parts import Store
-from tuner.control.state_errors import StoreError, StoreFault
-from tuner.record import Count, Part, Words
+from rooftune.tuner.control.parts import Store
+from rooftune.tuner.control.state_errors import StoreError, StoreFault
+from rooftune.tuner.record import Count, Part, Words
 
 KEY = "wishes"
 DONE_KEY = "wishes_done"

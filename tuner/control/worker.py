@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
 
-from policies.errors import bad_value
-from tuner.clock import Clock, SystemClock
-from tuner.control.child_lines import (
+from rooftune.policies.errors import bad_value
+from rooftune.tuner.clock import Clock, SystemClock
+from rooftune.tuner.control.child_lines import (
     IDLE_EXIT,
     LATE_EXIT,
     MAX_JOB_BYTES,
@@ -25,9 +25,9 @@ from tuner.control.child_lines import (
     decoded,
     encoded,
 )
-from tuner.control.job import Answer, Job, WorkerError, WorkerFault
+from rooftune.tuner.control.job import Answer, Job, WorkerError, WorkerFault
 
-MODULE = "tuner.control.child"
+MODULE = "rooftune.tuner.control.child"
 # After the limit that the child keeps by itself, the parent waits this much longer before it ends it.
 GRACE_S = 5.0
 # What C++ libraries say when they end the process by themselves.
@@ -138,7 +138,7 @@ class _Child:
 
 
 class ChildSearcher:
-    """``tuner.control.parts.Searcher`` in a process of its own. Not for several threads at once.
+    """``rooftune.tuner.control.parts.Searcher`` in a process of its own. Not for several threads at once.
 
     The child is started with the first job, kept for the next ones, ends by itself when idle, and is started anew when
     needed. command: the child's command line, for tests.

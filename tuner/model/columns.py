@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from policies.step_time import StepModel
-from tuner.model.samples import FloatArray, StepSamples
-from tuner.model.solver import Problem
+from rooftune.policies.step_time import StepModel
+from rooftune.tuner.model.samples import FloatArray, StepSamples
+from rooftune.tuner.model.solver import Problem
 
 # Coefficients in the order of the columns, by group.
 OUTSIDE = ("overhead_s", "sequence_s")

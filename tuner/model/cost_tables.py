@@ -1,9 +1,8 @@
 """Measured step-time tables as JSON: what model.json holds under ``tables``, written and checked."""
 
 import numpy as np
-
-from policies.errors import InputError, bad_value
-from policies.step_time import NO_ATTENTION, AttentionTable, FloatArray, StepCost, StepModel
+from rooftune.policies.errors import InputError, bad_value
+from rooftune.policies.step_time import NO_ATTENTION, AttentionTable, FloatArray, StepCost, StepModel
 
 MAX_STEP_S = 3600.0
 MAX_ENTRIES = 300_000

@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-
-from policies.errors import InputError, bad_value
-from policies.request import FloatArray, IntArray
+from rooftune.policies.errors import InputError, bad_value
+from rooftune.policies.request import FloatArray, IntArray
 
 BoolArray = npt.NDArray[np.bool_]
 

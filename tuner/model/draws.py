@@ -4,8 +4,7 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-
-from policies.step_time import StepModel
+from rooftune.policies.step_time import StepModel
 
 DRAWS = 4
 _Z95 = 1.96

@@ -10,9 +10,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-
-from policies.errors import InputError, bad_value
-from tuner.model.samples import FloatArray
+from rooftune.policies.errors import InputError, bad_value
+from rooftune.tuner.model.samples import FloatArray
 
 # Shifts below half a spread are let pass: the allowance of the CUSUM.
 ALLOWANCE = 0.5

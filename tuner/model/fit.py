@@ -9,10 +9,9 @@ knee's interval stays open and there is no knee to print.
 import math
 
 import numpy as np
-
-from policies.step_time import StepModel, knee_tokens
-from tuner.model.columns import NAMES, Columns, make_columns
-from tuner.model.intervals import (
+from rooftune.policies.step_time import StepModel, knee_tokens
+from rooftune.tuner.model.columns import NAMES, Columns, make_columns
+from rooftune.tuner.model.intervals import (
     CHI2_95,
     Evidence,
     coefficient_interval,
@@ -21,12 +20,12 @@ from tuner.model.intervals import (
     sharpness_interval,
     unknowns,
 )
-from tuner.model.prior import StepPrior
-from tuner.model.reservoir import stratum_of
-from tuner.model.roofline import FitCode, FitRefused, StepFit
-from tuner.model.samples import FloatArray, StepSamples
-from tuner.model.solver import Problem, Solution, bisquare, robust_order, solve, spread_of
-from tuner.model.start import starting_point_of, starting_points
+from rooftune.tuner.model.prior import StepPrior
+from rooftune.tuner.model.reservoir import stratum_of
+from rooftune.tuner.model.roofline import FitCode, FitRefused, StepFit
+from rooftune.tuner.model.samples import FloatArray, StepSamples
+from rooftune.tuner.model.solver import Problem, Solution, bisquare, robust_order, solve, spread_of
+from rooftune.tuner.model.start import starting_point_of, starting_points
 
 MIN_STEPS = 40
 MIN_TOKEN_RATIO = 1.5

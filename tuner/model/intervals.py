@@ -7,11 +7,10 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-
-from tuner.model.columns import Columns, column_of
-from tuner.model.roofline import FitCode, Interval
-from tuner.model.samples import FloatArray
-from tuner.model.solver import Problem, Solution, covariance, solve
+from rooftune.tuner.model.columns import Columns, column_of
+from rooftune.tuner.model.roofline import FitCode, Interval
+from rooftune.tuner.model.samples import FloatArray
+from rooftune.tuner.model.solver import Problem, Solution, covariance, solve
 
 CHI2_95 = 3.84
 # Nominal 95 %, with a little more for what the linearisation leaves out.

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from policies.errors import InputError, bad_value
-from policies.step_time import NAMED_MODELS, StepCost, StepModel
-from tuner.files import write_whole
-from tuner.model.cost_tables import parse_tables, tables_document
+from rooftune.policies.errors import InputError, bad_value
+from rooftune.policies.step_time import NAMED_MODELS, StepCost, StepModel
+from rooftune.tuner.files import write_whole
+from rooftune.tuner.model.cost_tables import parse_tables, tables_document
 
 SCHEMA = "rooftune.step-model"
 VERSION = 2
@@ -35,7 +35,7 @@ class ModelFile:
 
     source: where the steps came from, in words.
     intervals: quantity -> (low, high) with the unit in the name; ``math.inf`` where nothing bounds it.
-    codes: identifiability findings, see ``tuner.model.roofline.FitCode``.
+    codes: identifiability findings, see ``rooftune.tuner.model.roofline.FitCode``.
     errors: name -> fraction (``held_out_mape`` and the like).
     cost: measured tables with ``model`` as their formula; None where the formula is all there is.
     """

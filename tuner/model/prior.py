@@ -7,8 +7,8 @@ The datasheet never holds in full, so the prior is wide and only leads where the
 import math
 from dataclasses import dataclass
 
-from policies.errors import InputError, bad_value
-from policies.step_time import StepModel
+from rooftune.policies.errors import InputError, bad_value
+from rooftune.policies.step_time import StepModel
 
 PRECISION_BYTES: dict[str, float] = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
 

@@ -11,19 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-
-from policies.errors import InputError, bad_value
-from policies.step_time import NAMED_MODELS, AttentionTable, FloatArray, StepCost, chunk_attention_work, step_cost
-from tuner.model.fit import fit_steps
-from tuner.model.profile_files import (
+from rooftune.policies.errors import InputError, bad_value
+from rooftune.policies.step_time import (
+    NAMED_MODELS,
+    AttentionTable,
+    FloatArray,
+    StepCost,
+    chunk_attention_work,
+    step_cost,
+)
+from rooftune.tuner.model.fit import fit_steps
+from rooftune.tuner.model.profile_files import (
     ATTENTION_COLUMNS,
     Curve,
     read_attention,
     read_curves,
     read_graph_sizes,
 )
-from tuner.model.roofline import StepFit, mape
-from tuner.model.samples import StepSamples
+from rooftune.tuner.model.roofline import StepFit, mape
+from rooftune.tuner.model.samples import StepSamples
 
 # Calls of each kernel in one layer of a decoder with a dense feed-forward part; both norms of a layer share a name.
 _IN_EVERY_LAYER = {

@@ -12,9 +12,8 @@ import math
 from pathlib import Path
 
 import numpy as np
-
-from policies.errors import InputError, bad_value
-from policies.step_time import FloatArray
+from rooftune.policies.errors import InputError, bad_value
+from rooftune.policies.step_time import FloatArray
 
 MAX_FILE_BYTES = 32_000_000
 MAX_TIME_US = 1e8

@@ -8,9 +8,8 @@ pass over everything would give.
 
 import numpy as np
 import numpy.typing as npt
-
-from policies.errors import bad_value
-from tuner.model.samples import FloatArray, StepSamples, join
+from rooftune.policies.errors import bad_value
+from rooftune.tuner.model.samples import FloatArray, StepSamples, join
 
 IntArray = npt.NDArray[np.int64]
 STRATA_PER_DOUBLING = 2

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-
-from policies.errors import RefusedError, bad_value
-from policies.step_time import StepModel, step_time
-from tuner.model.samples import FloatArray, StepSamples
+from rooftune.policies.errors import RefusedError, bad_value
+from rooftune.policies.step_time import StepModel, step_time
+from rooftune.tuner.model.samples import FloatArray, StepSamples
 
 
 class FitCode(StrEnum):

@@ -19,10 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-
-from policies.errors import InputError
-from tuner.files import write_whole
-from tuner.model.samples import COLUMNS, StepSamples
+from rooftune.policies.errors import InputError
+from rooftune.tuner.files import write_whole
+from rooftune.tuner.model.samples import COLUMNS, StepSamples
 
 FORMAT = "rooftune-steps"
 VERSION = 1

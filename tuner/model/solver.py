@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-
-from tuner.model.samples import FloatArray
+from rooftune.tuner.model.samples import FloatArray
 
 CUTOFF = 6.0
 # No formula holds a step better than this; a smaller spread would turn rounding into evidence.

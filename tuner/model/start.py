@@ -1,11 +1,10 @@
 """Where the fit starts: for several trial knees the formula is linear, and the best robust line wins."""
 
 import numpy as np
-
-from policies.step_time import StepModel
-from tuner.model.columns import Columns
-from tuner.model.samples import FloatArray
-from tuner.model.solver import Problem, robust_order
+from rooftune.policies.step_time import StepModel
+from rooftune.tuner.model.columns import Columns
+from rooftune.tuner.model.samples import FloatArray
+from rooftune.tuner.model.solver import Problem, robust_order
 
 _TRIAL_KNEES = 7
 _ROUNDS = 4

@@ -13,11 +13,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-
-from policies.errors import InputError
-from policies.step_time import StepCost, StepModel, step_time
-from tuner.model.samples import FloatArray, StepSamples
-from tuner.model.start import nonnegative_solution
+from rooftune.policies.errors import InputError
+from rooftune.policies.step_time import StepCost, StepModel, step_time
+from rooftune.tuner.model.samples import FloatArray, StepSamples
+from rooftune.tuner.model.start import nonnegative_solution
 
 KNOTS_PER_DOUBLING = 2
 # The formula counts as this many steps at every knot.

@@ -9,10 +9,9 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-
-from policies.step_time import StepModel
-from tuner.model.roofline import predict
-from tuner.model.samples import StepSamples
+from rooftune.policies.step_time import StepModel
+from rooftune.tuner.model.roofline import predict
+from rooftune.tuner.model.samples import StepSamples
 
 # First steps count as dearer from this share on, when the difference is beyond so many of its standard errors.
 DEARER = 0.05

@@ -7,11 +7,10 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
-
-from policies import wire
-from policies.errors import bad_value
-from tuner.clock import Clock
-from tuner.observe.rows import FloatArray, RequestRows, StepRows
+from rooftune.policies import wire
+from rooftune.policies.errors import bad_value
+from rooftune.tuner.clock import Clock
+from rooftune.tuner.observe.rows import FloatArray, RequestRows, StepRows
 
 MAX_PAGES = 64  # of each kind in one read
 _STARTS = 3  # starts of the engine that one read tries to follow
@@ -21,7 +20,7 @@ T = TypeVar("T", wire.State, wire.StepColumns, wire.RequestColumns)
 
 
 class Source(Protocol):
-    """What is read: the reading half of ``tuner.ports.base.Port``."""
+    """What is read: the reading half of ``rooftune.tuner.ports.base.Port``."""
 
     def state(self) -> wire.State: ...
 

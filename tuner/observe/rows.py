@@ -9,11 +9,10 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-
-from policies import wire
-from policies.errors import InputError
-from policies.outcomes import Outcomes
-from tuner.model.samples import StepSamples
+from rooftune.policies import wire
+from rooftune.policies.errors import InputError
+from rooftune.policies.outcomes import Outcomes
+from rooftune.tuner.model.samples import StepSamples
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

@@ -8,10 +8,9 @@ import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-
-from policies.errors import bad_value
-from tuner.observe.protocol import Reading
-from tuner.observe.rows import FINISHED, BoolArray, FloatArray, RequestRows, StepRows
+from rooftune.policies.errors import bad_value
+from rooftune.tuner.observe.protocol import Reading
+from rooftune.tuner.observe.rows import FINISHED, BoolArray, FloatArray, RequestRows, StepRows
 
 MOST_STEPS = 60_000
 MOST_REQUESTS = 20_000

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
-from policies.errors import InputError, bad_value
+from rooftune.policies.errors import InputError, bad_value
 
 _ENDINGS = ("/tuning/v1", "/v1")
 _LOOPBACK = ("localhost", "127.", "[::1]")

@@ -6,8 +6,8 @@ Every method raises a ``PortError`` (and nothing else) when the other side did n
 from enum import StrEnum
 from typing import Protocol
 
-from policies import wire
-from policies.errors import UnreachableError
+from rooftune.policies import wire
+from rooftune.policies.errors import UnreachableError
 
 
 class PortFault(StrEnum):

@@ -4,8 +4,7 @@ import ssl
 from collections.abc import Iterable
 
 import httpcore
-
-from tuner.clock import Clock
+from rooftune.tuner.clock import Clock
 
 
 class Network(httpcore.NetworkBackend):

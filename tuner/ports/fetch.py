@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpcore
-
-from policies.errors import InputError, bad_value
-from tuner.clock import Clock, SystemClock
-from tuner.ports.address import Address, parse_address
-from tuner.ports.base import PortError, PortFault
-from tuner.ports.deadline import Network
-from tuner.ports.token import read_token
+from rooftune.policies.errors import InputError, bad_value
+from rooftune.tuner.clock import Clock, SystemClock
+from rooftune.tuner.ports.address import Address, parse_address
+from rooftune.tuner.ports.base import PortError, PortFault
+from rooftune.tuner.ports.deadline import Network
+from rooftune.tuner.ports.token import read_token
 
 _AGENT = "rooftune"
 

@@ -4,12 +4,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
-
-from policies import wire
-from policies.errors import InputError
-from tuner.clock import Clock
-from tuner.ports.base import PortError, PortFault
-from tuner.ports.fetch import Fetcher, Reply, Timeouts
+from rooftune.policies import wire
+from rooftune.policies.errors import InputError
+from rooftune.tuner.clock import Clock
+from rooftune.tuner.ports.base import PortError, PortFault
+from rooftune.tuner.ports.fetch import Fetcher, Reply, Timeouts
 
 __all__ = ["PREFIX", "HttpPort", "Timeouts"]
 
@@ -20,7 +19,7 @@ M = TypeVar("M", bound=wire.Message)
 
 
 class HttpPort:
-    """``tuner.ports.base.Port`` for one engine.
+    """``rooftune.tuner.ports.base.Port`` for one engine.
 
     base_url: http, https or ``unix:/path``. token_file: read again for every request. ca_file: certificates (PEM) to
     trust for https instead of the system's. Raises InputError when one of them cannot be used; afterwards only

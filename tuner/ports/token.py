@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from policies.errors import InputError
+from rooftune.policies.errors import InputError
 
 _MOST_BYTES = 65_536
 

@@ -11,12 +11,11 @@ from enum import StrEnum
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-
-from policies import wire
-from tuner.ports.base import PortError, PortFault
-from tuner.ports.fetch import Fetcher, Reply, Timeouts
-from tuner.ports.http import HttpPort
-from tuner.ports.vllm_versions import Capabilities, Version, capabilities, parse_version
+from rooftune.policies import wire
+from rooftune.tuner.ports.base import PortError, PortFault
+from rooftune.tuner.ports.fetch import Fetcher, Reply, Timeouts
+from rooftune.tuner.ports.http import HttpPort
+from rooftune.tuner.ports.vllm_versions import Capabilities, Version, capabilities, parse_version
 
 PAGE_BYTES = 4 * 1024 * 1024
 _SMALL_BYTES = 256 * 1024

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from policies.errors import InputError, bad_value
-from tuner.ports.vllm_versions import DEFAULTS, FLAGS, Capabilities, Flag
+from rooftune.policies.errors import InputError, bad_value
+from rooftune.tuner.ports.vllm_versions import DEFAULTS, FLAGS, Capabilities, Flag
 
 _SUFFIX = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 _NAMES = {flag: name for name, flag in FLAGS.items()}

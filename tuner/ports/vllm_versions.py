@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import total_ordering
 
-from policies.envelope import KNOB_NAMES
+from rooftune.policies.envelope import KNOB_NAMES
 
 
 class Flag(StrEnum):

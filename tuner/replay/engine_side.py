@@ -5,11 +5,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 import httpx
-
-from policies.errors import InputError
-from policies.wire import MAX_ANSWER_BYTES, RequestColumns, parse
-from tuner.replay.client import get
-from tuner.replay.result_file import EnginePart, EngineRequestPart, RequestPart
+from rooftune.policies.errors import InputError
+from rooftune.policies.wire import MAX_ANSWER_BYTES, RequestColumns, parse
+from rooftune.tuner.replay.client import get
+from rooftune.tuner.replay.result_file import EnginePart, EngineRequestPart, RequestPart
 
 READ_EVERY_S = 15.0
 # A row is ours when the engine had the request no earlier than we sent it and ended it no later than we read its

@@ -4,9 +4,8 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
-
-from tuner.replay.result_file import INTERRUPTED, RequestPart
-from tuner.replay.stream import Event
+from rooftune.tuner.replay.result_file import INTERRUPTED, RequestPart
+from rooftune.tuner.replay.stream import Event
 
 
 @dataclass(slots=True)

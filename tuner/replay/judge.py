@@ -3,17 +3,16 @@
 import math
 
 import numpy as np
-
-from policies.errors import InputError
-from policies.outcomes import FloatArray, Outcomes
-from policies.quantiles import quantile, weighted_quantile
-from policies.slo import MarginRow, Slo, attainment, goodput_rps, margins
-from tuner.record import MarginPart, Seconds, plain
-from tuner.replay.result_file import VerdictPart
+from rooftune.policies.errors import InputError
+from rooftune.policies.outcomes import FloatArray, Outcomes
+from rooftune.policies.quantiles import quantile, weighted_quantile
+from rooftune.policies.slo import MarginRow, Slo, attainment, goodput_rps, margins
+from rooftune.tuner.record import MarginPart, Seconds, plain
+from rooftune.tuner.replay.result_file import VerdictPart
 
 
 def verdict(outcomes: Outcomes, slo: Slo, side: str) -> VerdictPart:
-    """Judged by ``policies.slo``; a target that this side recorded nothing for is said, not guessed (not_judged)."""
+    """Judged by ``policies/slo.py``; a target that this side recorded nothing for is said, not guessed (not_judged)."""
     finished = outcomes.finished
     span_s = _span_s(outcomes)
     try:

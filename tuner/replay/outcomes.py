@@ -4,9 +4,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-
-from policies.outcomes import Outcomes
-from tuner.replay.result_file import INTERRUPTED, EnginePart, EngineRequestPart, RequestPart
+from rooftune.policies.outcomes import Outcomes
+from rooftune.tuner.replay.result_file import INTERRUPTED, EnginePart, EngineRequestPart, RequestPart
 
 NAN = math.nan
 
@@ -62,8 +61,10 @@ def engine_outcomes(engine: EnginePart, rows: Sequence[RequestPart]) -> Outcomes
         # As on the client's side, and here the two sums are on two clocks.
         finish_s=np.maximum(finish, first),
         scheduled_s=_floats(
-            [NAN if one is None or one.scheduled_s is None else one.scheduled_s - engine.clock_offset_s
-             for _, one in pairs]
+            [
+                NAN if one is None or one.scheduled_s is None else one.scheduled_s - engine.clock_offset_s
+                for _, one in pairs
+            ]
         ),
         prompt_tokens=_ints([row.prompt_tokens for row in kept]),
         output_tokens=_ints([row.asked_tokens if one is None else one.output_tokens for row, one in pairs]),

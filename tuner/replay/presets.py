@@ -1,17 +1,16 @@
 """Made traffic by name: the four classes of requests alone, and mixed as on an ordinary day and at its peak.
 
-The shares are teaching values like the lengths (``tuner.sim.lengths``), not measurements: on an ordinary day most
+The shares are teaching values like the lengths (``tuner/sim/lengths.py``), not measurements: on an ordinary day most
 requests are short questions; at the peak documents and long answers come several times as often.
 """
 
 from dataclasses import replace
 
 import numpy as np
-
-from policies.errors import InputError, bad_value
-from tuner.sim.generate import Poisson, generate
-from tuner.sim.lengths import RequestClass, named_mix
-from tuner.sim.workload import MAX_TOKENS_PER_REQUEST, IntArray, Traffic
+from rooftune.policies.errors import InputError, bad_value
+from rooftune.tuner.sim.generate import Poisson, generate
+from rooftune.tuner.sim.lengths import RequestClass, named_mix
+from rooftune.tuner.sim.workload import MAX_TOKENS_PER_REQUEST, IntArray, Traffic
 
 CLASSES = {"short-questions": "chat", "medium-rag": "rag", "long-documents": "documents", "long-outputs": "long-output"}
 REAL_SHARES = (0.70, 0.20, 0.03, 0.07)

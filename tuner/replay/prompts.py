@@ -1,10 +1,9 @@
 """Prompts as token ids: exact lengths, equal where the traffic says that contents are equal, different elsewhere."""
 
 import numpy as np
-
-from policies.errors import bad_value
-from tuner.sim.generate import MAX_SEED
-from tuner.sim.workload import IntArray, Traffic
+from rooftune.policies.errors import bad_value
+from rooftune.tuner.sim.generate import MAX_SEED
+from rooftune.tuner.sim.workload import IntArray, Traffic
 
 FIRST_TOKEN_ID = 10  # below it lie padding, begin, end and other ids with a meaning in most vocabularies
 DEFAULT_VOCAB_TOKENS = 1000

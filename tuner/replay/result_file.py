@@ -11,10 +11,20 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, ValidationError, model_validator
-
-from tuner.files import shown_path
-from tuner.record import Count, MarginPart, Part, Seconds, Share, Some, TargetPart, TrafficPart, Words, first_problem
-from tuner.sim.files import read_text, write_text
+from rooftune.tuner.files import shown_path
+from rooftune.tuner.record import (
+    Count,
+    MarginPart,
+    Part,
+    Seconds,
+    Share,
+    Some,
+    TargetPart,
+    TrafficPart,
+    Words,
+    first_problem,
+)
+from rooftune.tuner.sim.files import read_text, write_text
 
 SCHEMA: Final = "rooftune.replay"
 VERSION: Final = 1

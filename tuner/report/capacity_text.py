@@ -4,14 +4,14 @@ import json
 import math
 import textwrap
 
-from policies.slo import Slo
-from tuner.record import EnginePart, StepModelPart, TrafficPart
-from tuner.report import words
-from tuner.report.build import margin_parts, setting_values, target_parts, trial_part
-from tuner.report.headline import KNOB_WORDS, knob_value
-from tuner.report.replay_record import CapacityRecord, SharesPart
-from tuner.search.capacity import Capacity
-from tuner.search.feasible_rate import HIGHEST_SCALE, LOWEST_SCALE
+from rooftune.policies.slo import Slo
+from rooftune.tuner.record import EnginePart, StepModelPart, TrafficPart
+from rooftune.tuner.report import words
+from rooftune.tuner.report.build import margin_parts, setting_values, target_parts, trial_part
+from rooftune.tuner.report.headline import KNOB_WORDS, knob_value
+from rooftune.tuner.report.replay_record import CapacityRecord, SharesPart
+from rooftune.tuner.search.capacity import Capacity
+from rooftune.tuner.search.feasible_rate import HIGHEST_SCALE, LOWEST_SCALE
 
 COLUMNS = 100
 _INDENT = 11

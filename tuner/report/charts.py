@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 
-from tuner.record import Number, RunRecord, TrialPart
-from tuner.report import words
-from tuner.report.headline import after_word
-from tuner.report.step_charts import Chart, mark_budgets, step_curve, timelines
-from tuner.report.svg import Axis, Plot, Point
+from rooftune.tuner.record import Number, RunRecord, TrialPart
+from rooftune.tuner.report import words
+from rooftune.tuner.report.headline import after_word
+from rooftune.tuner.report.step_charts import Chart, mark_budgets, step_curve, timelines
+from rooftune.tuner.report.svg import Axis, Plot, Point
 
 ENDLESS_FACTOR = 3.0  # a latency that never came is drawn above the largest one that did
 COLOURS = ("t0", "t1", "t2", "t3", "t4", "t5")

@@ -3,17 +3,16 @@
 import math
 
 import numpy as np
-
-from policies.request import IntArray, Setting
-from policies.slo import Slo, good
-from policies.step_time import StepCost, StepModel, chunk_attention_work, knee_tokens, priced, step_cost
-from tuner.record import BARS, BarsPart, CurvePart, FeasiblePart, TimelinePart, plain
-from tuner.search.baselines import concurrency
-from tuner.search.evaluation import Recommendation, Verdict
-from tuner.search.feasible_rate import LOWEST_SCALE, feasible_rate
-from tuner.search.stretch import MINUTE_S, Steps, steps_between, worst_window
-from tuner.sim.engine import Engine
-from tuner.sim.workload import Traffic
+from rooftune.policies.request import IntArray, Setting
+from rooftune.policies.slo import Slo, good
+from rooftune.policies.step_time import StepCost, StepModel, chunk_attention_work, knee_tokens, priced, step_cost
+from rooftune.tuner.record import BARS, BarsPart, CurvePart, FeasiblePart, TimelinePart, plain
+from rooftune.tuner.search.baselines import concurrency
+from rooftune.tuner.search.evaluation import Recommendation, Verdict
+from rooftune.tuner.search.feasible_rate import LOWEST_SCALE, feasible_rate
+from rooftune.tuner.search.stretch import MINUTE_S, Steps, steps_between, worst_window
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.workload import Traffic
 
 CURVE_POINTS = 64
 CURVE_BEYOND = 1.25  # of the larger of both budgets

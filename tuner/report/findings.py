@@ -1,7 +1,7 @@
 """Findings in words: little to gain, knobs that a stock engine lacks, what cannot be had and what could."""
 
-from tuner.record import MarginPart, RunRecord
-from tuner.report import words
+from rooftune.tuner.record import MarginPart, RunRecord
+from rooftune.tuner.report import words
 
 # Fewer requests at a time than this, each prompt within one step: hardly a step is ever shared, so no budget matters.
 FEW_RUNNING = 2.0
@@ -103,9 +103,7 @@ def unreachable_words(record: RunRecord, index: int) -> str:
     if others:
         said += f" Missed as well: {'; '.join(others)}."
     if "order_policy" not in record.search.knobs:
-        said += (
-            " Rooftune's hook gives vLLM more knobs: rooftune recommend with --engine rooftune searches these, too."
-        )
+        said += " Rooftune's hook gives vLLM more knobs: rooftune recommend with --engine rooftune searches these, too."
     rate = record.feasible
     if rate is None:
         return said

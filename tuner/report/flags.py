@@ -7,7 +7,7 @@ pool and must never be exceeded; ``max_num_scheduled_tokens`` is the budget in f
 
 from dataclasses import dataclass
 
-from tuner.record import RunRecord, TrialPart
+from rooftune.tuner.record import RunRecord, TrialPart
 
 _NEEDS_HOOK = {
     "budget_policy": "the budget policy",

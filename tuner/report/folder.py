@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from policies.errors import InputError, UnreachableError
-from tuner.files import FULL, locked, shown_path
-from tuner.record import RunRecord
-from tuner.report.markdown import markdown_page
-from tuner.report.page import html_page
+from rooftune.policies.errors import InputError, UnreachableError
+from rooftune.tuner.files import FULL, locked, shown_path
+from rooftune.tuner.record import RunRecord
+from rooftune.tuner.report.markdown import markdown_page
+from rooftune.tuner.report.page import html_page
 
 REMEDY = "choose a folder that is yours"
 

@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-
-from policies.outcomes import BoolArray, IntArray, Outcomes
-from policies.quantiles import quantile
-from policies.slo import Slo, good
-from tuner.record import GroupFigures, GroupPart, Seconds, plain
+from rooftune.policies.outcomes import BoolArray, IntArray, Outcomes
+from rooftune.policies.quantiles import quantile
+from rooftune.policies.slo import Slo, good
+from rooftune.tuner.record import GroupFigures, GroupPart, Seconds, plain
 
 PROMPT_EDGES_TOKENS = (500, 2_000, 8_000, 32_000)
 OUTPUT_EDGES_TOKENS = (50, 200, 1_000)

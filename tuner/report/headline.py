@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from tuner.record import RunRecord, TrialPart
-from tuner.report import reason, trust, words
-from tuner.report.findings import extras, first_words, little_to_gain, missed, unreachable_words
-from tuner.report.flags import flags_added, vllm_flags_before
-from tuner.report.trust import moves
+from rooftune.tuner.record import RunRecord, TrialPart
+from rooftune.tuner.report import reason, trust, words
+from rooftune.tuner.report.findings import extras, first_words, little_to_gain, missed, unreachable_words
+from rooftune.tuner.report.flags import flags_added, vllm_flags_before
+from rooftune.tuner.report.trust import moves
 
 
 @dataclass(frozen=True)

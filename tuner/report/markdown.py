@@ -2,13 +2,13 @@
 
 import re
 
-from tuner.record import RunRecord
-from tuner.report import tables, words
-from tuner.report.flags import flag_words, flags_added, vllm_flags, vllm_flags_before
-from tuner.report.glossary import GLOSSARY, SHORT
-from tuner.report.headline import Headline, headline
-from tuner.report.tables import Table
-from tuner.report.trust import moves
+from rooftune.tuner.record import RunRecord
+from rooftune.tuner.report import tables, words
+from rooftune.tuner.report.flags import flag_words, flags_added, vllm_flags, vllm_flags_before
+from rooftune.tuner.report.glossary import GLOSSARY, SHORT
+from rooftune.tuner.report.headline import Headline, headline
+from rooftune.tuner.report.tables import Table
+from rooftune.tuner.report.trust import moves
 
 _SPECIAL = re.compile(r"([\\`*_|\[\]])")
 

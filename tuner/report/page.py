@@ -5,18 +5,17 @@ from importlib.resources import files
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
-
-from tuner.record import RunRecord
-from tuner.report import tables, words
-from tuner.report.charts import charts
-from tuner.report.flags import flag_words, flags_added, vllm_flags, vllm_flags_before
-from tuner.report.glossary import GLOSSARY, SHORT
-from tuner.report.headline import after_word, before_word, headline
-from tuner.report.trust import moves
+from rooftune.tuner.record import RunRecord
+from rooftune.tuner.report import tables, words
+from rooftune.tuner.report.charts import charts
+from rooftune.tuner.report.flags import flag_words, flags_added, vllm_flags, vllm_flags_before
+from rooftune.tuner.report.glossary import GLOSSARY, SHORT
+from rooftune.tuner.report.headline import after_word, before_word, headline
+from rooftune.tuner.report.trust import moves
 
 
 def _source(name: str) -> str:
-    return (files("tuner.report") / "templates" / name).read_text(encoding="utf-8")
+    return (files("rooftune.tuner.report") / "templates" / name).read_text(encoding="utf-8")
 
 
 def _difference(record: RunRecord) -> str:

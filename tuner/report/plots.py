@@ -8,11 +8,10 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
-
-from policies.step_time import StepModel, step_time
-from tuner.files import write_whole
-from tuner.model.roofline import Interval
-from tuner.model.samples import FloatArray, StepSamples
+from rooftune.policies.step_time import StepModel, step_time
+from rooftune.tuner.files import write_whole
+from rooftune.tuner.model.roofline import Interval
+from rooftune.tuner.model.samples import FloatArray, StepSamples
 
 _MAX_POINTS = 3000
 _MEASURED = "#8a8f98"

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterator
 
-from tuner.record import RunRecord, Seconds
-from tuner.report import words
+from rooftune.tuner.record import RunRecord, Seconds
+from rooftune.tuner.report import words
 
 # Below this a figure counts as unchanged. Shares of groups: percentage points, and groups large enough to mean it.
 SAME = 0.01

@@ -3,8 +3,7 @@
 from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
-
-from tuner.record import (
+from rooftune.tuner.record import (
     Count,
     EnginePart,
     MarginPart,
@@ -37,7 +36,7 @@ class ReplayRecord(Part):
 
 
 class SharesPart(Part):
-    """Shares of the time of the worst minute just above the capacity; see ``tuner.search.capacity.Shares``."""
+    """Shares of the time of the worst minute just above the capacity; see ``rooftune.tuner.search.capacity.Shares``."""
 
     at_budget: Annotated[float, Field(ge=0, le=1)]
     prefill: Annotated[float, Field(ge=0, le=1)]

@@ -3,13 +3,13 @@
 import json
 from collections.abc import Sequence
 
-from policies.slo import Slo
-from tuner.record import EnginePart, StepModelPart, TrafficPart
-from tuner.report import words
-from tuner.report.build import target_parts, trial_part
-from tuner.report.replay_record import ReplayRecord
-from tuner.report.tables import Table, best_of
-from tuner.search.evaluation import Evaluation
+from rooftune.policies.slo import Slo
+from rooftune.tuner.record import EnginePart, StepModelPart, TrafficPart
+from rooftune.tuner.report import words
+from rooftune.tuner.report.build import target_parts, trial_part
+from rooftune.tuner.report.replay_record import ReplayRecord
+from rooftune.tuner.report.tables import Table, best_of
+from rooftune.tuner.search.evaluation import Evaluation
 
 
 def replay_record(

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tuner.record import BarsPart, RunRecord, TimelinePart
-from tuner.report import words
-from tuner.report.headline import after_word
-from tuner.report.svg import Axis, Plot
+from rooftune.tuner.record import BarsPart, RunRecord, TimelinePart
+from rooftune.tuner.report import words
+from rooftune.tuner.report.headline import after_word
+from rooftune.tuner.report.svg import Axis, Plot
 
 GAP_METRICS = ("gap", "longest_gap", "tpot")
 

@@ -2,11 +2,11 @@
 
 import textwrap
 
-from tuner.record import RunRecord
-from tuner.report import words
-from tuner.report.flags import flag_words, vllm_flags
-from tuner.report.headline import headline
-from tuner.report.trust import moves
+from rooftune.tuner.record import RunRecord
+from rooftune.tuner.report import words
+from rooftune.tuner.report.flags import flag_words, vllm_flags
+from rooftune.tuner.report.headline import headline
+from rooftune.tuner.report.trust import moves
 
 COLUMNS = 100
 _INDENT = 11

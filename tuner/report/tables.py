@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuner.record import RunRecord, TrialPart
-from tuner.report import flags, words
-from tuner.report.headline import KNOB_WORDS, after_word, knob_value
+from rooftune.tuner.record import RunRecord, TrialPart
+from rooftune.tuner.report import flags, words
+from rooftune.tuner.report.headline import KNOB_WORDS, after_word, knob_value
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """How far to trust a recommendation, in words: a verdict, what to look at after the change, and every caveat."""
 
-from tuner.record import RunRecord, Source
-from tuner.report import words
+from rooftune.tuner.record import RunRecord, Source
+from rooftune.tuner.report import words
 
 _STEP_TIMES: dict[Source, str] = {
     "measured": "measured step times",

@@ -2,7 +2,7 @@
 
 import re
 
-from tuner.record import MarginPart, Number, Seconds, TargetPart, TrialPart
+from rooftune.tuner.record import MarginPart, Number, Seconds, TargetPart, TrialPart
 
 NO_BREAK_SPACE = "\u00a0"
 _UNIT = re.compile(r"(?<=[0-9]) (?=(?:%|µs|ms|s|tokens|requests?/s|tokens?/s|percentage|times|x)(?![a-z]))|(?<=±) ")

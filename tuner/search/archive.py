@@ -15,10 +15,9 @@ from typing import TypeVar
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
-
-from policies.request import Setting
-from tuner.search.lessons import LiveResult
-from tuner.search.study import again, open_storage
+from rooftune.policies.request import Setting
+from rooftune.tuner.search.lessons import LiveResult
+from rooftune.tuner.search.study import again, open_storage
 
 T = TypeVar("T")
 

@@ -5,15 +5,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from policies.request import Setting
-from policies.slo import Slo
-from policies.step_time import StepCost, StepModel
-from tuner.search.evaluation import Evaluation, Role
-from tuner.search.objective import evaluate
-from tuner.sim.engine import Engine
-from tuner.sim.noise import QUIET, StepNoise
-from tuner.sim.twin import NEVER
-from tuner.sim.workload import Traffic
+from rooftune.policies.request import Setting
+from rooftune.policies.slo import Slo
+from rooftune.policies.step_time import StepCost, StepModel
+from rooftune.tuner.search.evaluation import Evaluation, Role
+from rooftune.tuner.search.objective import evaluate
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.noise import QUIET, StepNoise
+from rooftune.tuner.sim.twin import NEVER
+from rooftune.tuner.sim.workload import Traffic
 
 # Replays release the interpreter, so two run at a time; results come in the order asked, so nothing depends on it.
 PARALLEL = 2

@@ -4,14 +4,13 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-
-from policies.budget import within_time
-from policies.request import Setting
-from policies.slo import Slo
-from policies.step_time import StepModel, knee_tokens
-from tuner.search.evaluation import Role
-from tuner.search.space import SearchSpace
-from tuner.sim.result import RunResult
+from rooftune.policies.budget import within_time
+from rooftune.policies.request import Setting
+from rooftune.policies.slo import Slo
+from rooftune.policies.step_time import StepModel, knee_tokens
+from rooftune.tuner.search.evaluation import Role
+from rooftune.tuner.search.space import SearchSpace
+from rooftune.tuner.sim.result import RunResult
 
 SWEEP_BUDGETS = (
     64,

@@ -10,22 +10,21 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-
-from policies.request import Setting
-from policies.slo import MarginRow, Slo
-from policies.step_time import StepCost, StepModel
-from tuner.search.climb import STRIDES_TOKENS, beside, candidates, climb
-from tuner.search.evaluation import Role
-from tuner.search.feasible_rate import TOLERANCE, FeasibleRate, feasible_rate
-from tuner.search.objective import evaluate
-from tuner.search.rank import binding
-from tuner.search.recommend import recommend
-from tuner.search.space import STOCK_VLLM
-from tuner.search.stretch import MINUTE_S, Steps, steps_between, worst_window
-from tuner.sim.engine import Engine
-from tuner.sim.reshape import scale_rate
-from tuner.sim.result import RunResult
-from tuner.sim.workload import Traffic
+from rooftune.policies.request import Setting
+from rooftune.policies.slo import MarginRow, Slo
+from rooftune.policies.step_time import StepCost, StepModel
+from rooftune.tuner.search.climb import STRIDES_TOKENS, beside, candidates, climb
+from rooftune.tuner.search.evaluation import Role
+from rooftune.tuner.search.feasible_rate import TOLERANCE, FeasibleRate, feasible_rate
+from rooftune.tuner.search.objective import evaluate
+from rooftune.tuner.search.rank import binding
+from rooftune.tuner.search.recommend import recommend
+from rooftune.tuner.search.space import STOCK_VLLM
+from rooftune.tuner.search.stretch import MINUTE_S, Steps, steps_between, worst_window
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.reshape import scale_rate
+from rooftune.tuner.sim.result import RunResult
+from rooftune.tuner.sim.workload import Traffic
 
 Model = StepModel | StepCost
 Progress = Callable[[str, int, int], None]

@@ -3,15 +3,15 @@
 import math
 from collections.abc import Sequence
 
-from policies.request import Setting
-from policies.slo import Slo
-from tuner.search.evaluation import Recommendation, Role
-from tuner.search.feasible_rate import FeasibleRate, Model, feasible_rate
-from tuner.search.objective import capped_margin, evaluate
-from tuner.search.space import MIN_CHUNK_CAP_TOKENS
-from tuner.sim.engine import Engine
-from tuner.sim.reshape import scale_rate
-from tuner.sim.workload import Traffic
+from rooftune.policies.request import Setting
+from rooftune.policies.slo import Slo
+from rooftune.tuner.search.evaluation import Recommendation, Role
+from rooftune.tuner.search.feasible_rate import FeasibleRate, Model, feasible_rate
+from rooftune.tuner.search.objective import capped_margin, evaluate
+from rooftune.tuner.search.space import MIN_CHUNK_CAP_TOKENS
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.reshape import scale_rate
+from rooftune.tuner.sim.workload import Traffic
 
 MOST_CANDIDATES = 8
 STRIDES_TOKENS = (128, 64, 32, 16, 8)

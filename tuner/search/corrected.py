@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from policies.request import Setting
-from policies.slo import Slo
-from tuner.search.arena import Track
-from tuner.search.evaluation import Evaluation, Role
-from tuner.search.lessons import Lesson, correction
-from tuner.search.objective import MARGIN_CAP
-from tuner.search.rank import rank
+from rooftune.policies.request import Setting
+from rooftune.policies.slo import Slo
+from rooftune.tuner.search.arena import Track
+from rooftune.tuner.search.evaluation import Evaluation, Role
+from rooftune.tuner.search.lessons import Lesson, correction
+from rooftune.tuner.search.objective import MARGIN_CAP
+from rooftune.tuner.search.rank import rank
 
 
 class Corrected:

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from policies.request import Setting
-from policies.slo import MarginRow
-from tuner.sim.result import RunResult
+from rooftune.policies.request import Setting
+from rooftune.policies.slo import MarginRow
+from rooftune.tuner.sim.result import RunResult
 
 
 class Role(StrEnum):

@@ -7,15 +7,15 @@ before a queue has built up.
 import math
 from dataclasses import dataclass
 
-from policies.errors import InputError
-from policies.request import Setting
-from policies.slo import Slo
-from policies.step_time import StepCost, StepModel
-from tuner.search.evaluation import Evaluation, Role
-from tuner.search.objective import evaluate
-from tuner.sim.engine import Engine
-from tuner.sim.reshape import scale_rate
-from tuner.sim.workload import Traffic
+from rooftune.policies.errors import InputError
+from rooftune.policies.request import Setting
+from rooftune.policies.slo import Slo
+from rooftune.policies.step_time import StepCost, StepModel
+from rooftune.tuner.search.evaluation import Evaluation, Role
+from rooftune.tuner.search.objective import evaluate
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.reshape import scale_rate
+from rooftune.tuner.sim.workload import Traffic
 
 Model = StepModel | StepCost
 

@@ -6,13 +6,12 @@ from hashlib import sha256
 from typing import Any
 
 import numpy as np
-
-from policies.request import Setting
-from policies.slo import Slo
-from policies.step_time import StepCost, StepModel
-from tuner.search.space import SearchSpace
-from tuner.sim.engine import Engine
-from tuner.sim.workload import Traffic
+from rooftune.policies.request import Setting
+from rooftune.policies.slo import Slo
+from rooftune.policies.step_time import StepCost, StepModel
+from rooftune.tuner.search.space import SearchSpace
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.workload import Traffic
 
 
 def study_key(

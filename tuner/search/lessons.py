@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policies.request import Setting
+from rooftune.policies.request import Setting
 
 # How far a live result speaks: at half an octave (budget, cap or sequences 1.41 times as large) about a third.
 REACH_OCTAVES = 0.5

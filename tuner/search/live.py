@@ -9,25 +9,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from policies.errors import bad_value
-from policies.request import DEADLINE, Setting
-from policies.slo import Slo, attainment
-from policies.step_time import StepCost, StepModel, priced, step_time
-from tuner.search import baselines
-from tuner.search.arena import PARALLEL, Arena, Track
-from tuner.search.corrected import Corrected
-from tuner.search.evaluation import Evaluation, Role, Verdict
-from tuner.search.lessons import LiveResult, distance_octaves, lesson
-from tuner.search.live_values import LiveProposal, Question
-from tuner.search.objective import evaluate
-from tuner.search.rank import BATCH_SHARE, SAME_SHARE, alike, binding, complexity, noise, rank, value, verdict
-from tuner.search.slices import slices
-from tuner.search.space import EVERYTHING, SearchSpace, search_space
-from tuner.search.study import SettingStudy, constraints_of
-from tuner.sim.engine import Engine
-from tuner.sim.reshape import Burst, add_burst
-from tuner.sim.result import RunResult
-from tuner.sim.workload import Traffic
+from rooftune.policies.errors import bad_value
+from rooftune.policies.request import DEADLINE, Setting
+from rooftune.policies.slo import Slo, attainment
+from rooftune.policies.step_time import StepCost, StepModel, priced, step_time
+from rooftune.tuner.search import baselines
+from rooftune.tuner.search.arena import PARALLEL, Arena, Track
+from rooftune.tuner.search.corrected import Corrected
+from rooftune.tuner.search.evaluation import Evaluation, Role, Verdict
+from rooftune.tuner.search.lessons import LiveResult, distance_octaves, lesson
+from rooftune.tuner.search.live_values import LiveProposal, Question
+from rooftune.tuner.search.objective import evaluate
+from rooftune.tuner.search.rank import BATCH_SHARE, SAME_SHARE, alike, binding, complexity, noise, rank, value, verdict
+from rooftune.tuner.search.slices import slices
+from rooftune.tuner.search.space import EVERYTHING, SearchSpace, search_space
+from rooftune.tuner.search.study import SettingStudy, constraints_of
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.reshape import Burst, add_burst
+from rooftune.tuner.sim.result import RunResult
+from rooftune.tuner.sim.workload import Traffic
 
 Model = StepModel | StepCost
 Tell = Callable[[str, int, int], None]

@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from policies.request import Setting
-from policies.slo import MarginRow, Slo
-from policies.step_time import StepCost, StepModel
-from tuner.search.evaluation import Evaluation, Verdict
-from tuner.search.lessons import LiveResult
-from tuner.sim.engine import Engine
-from tuner.sim.noise import QUIET, StepNoise
-from tuner.sim.result import RunResult
-from tuner.sim.workload import Traffic
+from rooftune.policies.request import Setting
+from rooftune.policies.slo import MarginRow, Slo
+from rooftune.policies.step_time import StepCost, StepModel
+from rooftune.tuner.search.evaluation import Evaluation, Verdict
+from rooftune.tuner.search.lessons import LiveResult
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.noise import QUIET, StepNoise
+from rooftune.tuner.sim.result import RunResult
+from rooftune.tuner.sim.workload import Traffic
 
 Model = StepModel | StepCost
 

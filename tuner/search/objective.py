@@ -3,17 +3,25 @@
 import math
 
 import numpy as np
-
-from policies.quantiles import quantile, weighted_quantile
-from policies.request import Setting
-from policies.slo import MarginRow, Slo, attainment, feasible, goodput_rps, longest_wait_s, margins, missed_shares
-from policies.step_time import StepCost, StepModel
-from tuner.search.evaluation import Evaluation, Role
-from tuner.sim.engine import Engine
-from tuner.sim.noise import QUIET, StepNoise
-from tuner.sim.result import RunResult
-from tuner.sim.twin import NEVER, simulate
-from tuner.sim.workload import Traffic
+from rooftune.policies.quantiles import quantile, weighted_quantile
+from rooftune.policies.request import Setting
+from rooftune.policies.slo import (
+    MarginRow,
+    Slo,
+    attainment,
+    feasible,
+    goodput_rps,
+    longest_wait_s,
+    margins,
+    missed_shares,
+)
+from rooftune.policies.step_time import StepCost, StepModel
+from rooftune.tuner.search.evaluation import Evaluation, Role
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.noise import QUIET, StepNoise
+from rooftune.tuner.sim.result import RunResult
+from rooftune.tuner.sim.twin import NEVER, simulate
+from rooftune.tuner.sim.workload import Traffic
 
 # A margin beyond this says "far off" and nothing more: samplers add positive margins up.
 MARGIN_CAP = 10.0

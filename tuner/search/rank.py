@@ -4,12 +4,11 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-
-from policies.request import Setting
-from policies.slo import MarginRow, Slo, good
-from tuner.search.evaluation import Evaluation, Verdict
-from tuner.search.objective import capped_margin
-from tuner.sim.result import RunResult
+from rooftune.policies.request import Setting
+from rooftune.policies.slo import MarginRow, Slo, good
+from rooftune.tuner.search.evaluation import Evaluation, Verdict
+from rooftune.tuner.search.objective import capped_margin
+from rooftune.tuner.sim.result import RunResult
 
 # Settings this close in their objective are one setting; among them the one with most to spare wins.
 SAME_SHARE = 0.002

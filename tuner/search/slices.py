@@ -6,9 +6,8 @@ Most settings are far from the best and a glance shows it; only the leaders are 
 from dataclasses import replace
 
 import numpy as np
-
-from tuner.sim.reshape import window
-from tuner.sim.workload import Traffic
+from rooftune.tuner.sim.reshape import window
+from rooftune.tuner.sim.workload import Traffic
 
 WINDOWS = 6
 CANDIDATES = 60

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from policies.errors import bad_value
-from policies.request import DEADLINE, FCFS, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
-from policies.slo import Slo
-from policies.step_time import StepModel
-from tuner.sim.engine import Engine
+from rooftune.policies.errors import bad_value
+from rooftune.policies.request import DEADLINE, FCFS, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
+from rooftune.policies.slo import Slo
+from rooftune.policies.step_time import StepModel
+from rooftune.tuner.sim.engine import Engine
 
 GRID_TOKENS = 8
 MIN_CHUNK_CAP_TOKENS = 16

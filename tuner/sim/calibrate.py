@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-
-from policies.errors import InputError, bad_value
-from policies.outcomes import BoolArray, FloatArray, Outcomes
-from policies.quantiles import weighted_quantile
+from rooftune.policies.errors import InputError, bad_value
+from rooftune.policies.outcomes import BoolArray, FloatArray, Outcomes
+from rooftune.policies.quantiles import weighted_quantile
 
 
 class Verdict(StrEnum):

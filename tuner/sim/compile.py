@@ -20,7 +20,7 @@ from typing import Any, get_type_hints
 
 import numba
 
-PACKAGES = ("policies", "tuner.sim")
+PACKAGES = ("rooftune.policies", "rooftune.tuner.sim")
 # What a step does for every running or waiting request. A replay takes half the time with these in place.
 IN_PLACE = frozenset(
     {

@@ -3,8 +3,17 @@
 import math
 from dataclasses import dataclass
 
-from policies.errors import bad_value
-from policies.request import DEADLINE, FCFS, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Boot, Setting
+from rooftune.policies.errors import bad_value
+from rooftune.policies.request import (
+    DEADLINE,
+    FCFS,
+    FIXED_BUDGET,
+    PRESSURE,
+    SHORTEST_FIRST,
+    STEP_TIME_TARGET,
+    Boot,
+    Setting,
+)
 
 _BUDGET_POLICIES = (FIXED_BUDGET, STEP_TIME_TARGET, PRESSURE)
 _ORDER_POLICIES = (FCFS, SHORTEST_FIRST, DEADLINE)
@@ -14,7 +23,7 @@ _ORDER_POLICIES = (FCFS, SHORTEST_FIRST, DEADLINE)
 class Engine:
     """What the twin knows of the engine at start.
 
-    boot: see ``policies.request.Boot``. kv_blocks: blocks of the KV pool. sequence_ceiling: most requests in
+    boot: see ``rooftune.policies.request.Boot``. kv_blocks: blocks of the KV pool. sequence_ceiling: most requests in
     a step, fixed at start. outside_first_s, outside_token_s: constant time outside the engine, added to the
     first token's and to every later token's instant (s).
     """

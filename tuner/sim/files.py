@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from policies.errors import InputError
-from tuner.files import shown_path, write_whole
+from rooftune.policies.errors import InputError
+from rooftune.tuner.files import shown_path, write_whole
 
 MAX_FILE_BYTES = 512 * 1024 * 1024
 

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from policies.errors import InputError, bad_value
-from tuner.sim.lengths import Exponential, RequestClass, Uniform
-from tuner.sim.workload import MAX_ARRIVAL_S, FloatArray, IntArray, Traffic
+from rooftune.policies.errors import InputError, bad_value
+from rooftune.tuner.sim.lengths import Exponential, RequestClass, Uniform
+from rooftune.tuner.sim.workload import MAX_ARRIVAL_S, FloatArray, IntArray, Traffic
 
 DAY_S = 86_400.0
 MAX_REQUESTS = 10_000_000

@@ -1,6 +1,6 @@
 """The twin: replays requests step by step through ``plan_step`` and the step-time model.
 
-``replay`` is plain code over plain arrays; ``tuner.sim.twin`` compiles it together with everything it calls.
+``replay`` is plain code over plain arrays; ``rooftune.tuner.sim.twin`` compiles it together with everything it calls.
 Stretches in which only decodes run and nobody can be admitted are not planned step by step: each of their steps
 costs the step-time formula and one addition, the very same additions in the very same order as the slow walk,
 so there is no numerical rule to bound. A stretch ends at an arrival that could be admitted, a change of
@@ -10,10 +10,9 @@ setting, a finish, and before KV blocks could run out.
 from typing import NamedTuple
 
 import numpy as np
-
-from policies.kv import blocks_for, fits, grow
-from policies.packing import arrange_running, finish_step, leave, plan_step, release_leaving
-from policies.request import (
+from rooftune.policies.kv import blocks_for, fits, grow
+from rooftune.policies.packing import arrange_running, finish_step, leave, plan_step, release_leaving
+from rooftune.policies.request import (
     CACHED,
     COMPUTED,
     FCFS,
@@ -41,8 +40,8 @@ from policies.request import (
     append_waiting,
     is_decode,
 )
-from policies.step_time import StepCost, chunk_attention_work, step_cost
-from tuner.sim.noise import StepNoise, with_noise
+from rooftune.policies.step_time import StepCost, chunk_attention_work, step_cost
+from rooftune.tuner.sim.noise import StepNoise, with_noise
 
 # Columns of the per-request result.
 SCHEDULED_S = 0

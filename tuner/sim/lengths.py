@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-
-from policies.errors import InputError, bad_value
-from tuner.sim.workload import MAX_TOKENS_PER_REQUEST, FloatArray, IntArray
+from rooftune.policies.errors import InputError, bad_value
+from rooftune.tuner.sim.workload import MAX_TOKENS_PER_REQUEST, FloatArray, IntArray
 
 
 class Lengths(Protocol):
@@ -144,7 +143,5 @@ def with_rare_class(rare: RequestClass, rest: tuple[RequestClass, ...]) -> tuple
     left = 1.0 - rare.share
     if left <= 0.0:
         raise bad_value("share of the long prompts", rare.share, "below 1", "give --prompt instead")
-    scaled = tuple(
-        RequestClass(c.share * left, c.prompt, c.output, c.tenant, c.cached_share, c.pairs) for c in rest
-    )
+    scaled = tuple(RequestClass(c.share * left, c.prompt, c.output, c.tenant, c.cached_share, c.pairs) for c in rest)
     return (*scaled, rare)

@@ -3,15 +3,14 @@
 The twin may multiply the modelled duration of each step by a factor measured on real steps. Which factor a step gets
 depends on its number in the run and on the class of its modelled duration (short steps scatter more than long ones),
 so that two settings are tried under the same luck (common random numbers). Stretches in which the machine was slow as
-a whole come back by the clock, at the same instants for every setting. Off unless asked for; ``tuner.sim.residuals``
+a whole come back by the clock, at the same instants for every setting. Off unless asked for; ``tuner/sim/residuals.py``
 learns it.
 """
 
 from typing import NamedTuple
 
 import numpy as np
-
-from policies.request import FloatArray
+from rooftune.policies.request import FloatArray
 
 # Cells in which slow times are told.
 CELL_S = 0.01

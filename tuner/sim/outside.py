@@ -8,15 +8,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-
-from policies.errors import InputError, bad_value
-from policies.outcomes import Outcomes
-from policies.request import FloatArray, IntArray, Setting
-from policies.step_time import StepCost, StepModel, priced
-from tuner.sim.engine import Engine
-from tuner.sim.noise import QUIET, StepNoise
-from tuner.sim.twin import simulate
-from tuner.sim.workload import Traffic
+from rooftune.policies.errors import InputError, bad_value
+from rooftune.policies.outcomes import Outcomes
+from rooftune.policies.request import FloatArray, IntArray, Setting
+from rooftune.policies.step_time import StepCost, StepModel, priced
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.noise import QUIET, StepNoise
+from rooftune.tuner.sim.twin import simulate
+from rooftune.tuner.sim.workload import Traffic
 
 BoolArray = npt.NDArray[np.bool_]
 

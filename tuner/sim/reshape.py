@@ -4,9 +4,8 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-
-from policies.errors import InputError, bad_value
-from tuner.sim.workload import MAX_ARRIVAL_S, FloatArray, Traffic
+from rooftune.policies.errors import InputError, bad_value
+from rooftune.tuner.sim.workload import MAX_ARRIVAL_S, FloatArray, Traffic
 
 MAX_RATE_SCALE = 1000.0
 MAX_BURST_FACTOR = 100.0

@@ -1,11 +1,10 @@
 """Step noise learned from real steps: what they took beyond or below what the model says of them."""
 
 import numpy as np
-
-from policies.errors import InputError
-from policies.request import FloatArray, IntArray
-from tuner.sim.noise import StepNoise
-from tuner.sim.slowdowns import find_slowdowns, pace_of
+from rooftune.policies.errors import InputError
+from rooftune.policies.request import FloatArray, IntArray
+from rooftune.tuner.sim.noise import StepNoise
+from rooftune.tuner.sim.slowdowns import find_slowdowns, pace_of
 
 _MIN_STEPS = 20
 

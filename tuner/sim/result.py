@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 
 import numpy as np
-
-from policies.outcomes import Outcomes
-from policies.request import FloatArray, IntArray
-from tuner.sim import kernel
-from tuner.sim.engine import Engine
-from tuner.sim.workload import Traffic
+from rooftune.policies.outcomes import Outcomes
+from rooftune.policies.request import FloatArray, IntArray
+from rooftune.tuner.sim import kernel
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.workload import Traffic
 
 
 @dataclass(frozen=True, eq=False)

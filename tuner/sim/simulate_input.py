@@ -16,18 +16,17 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from policies.errors import InputError, bad_value
-from policies.request import Boot, Setting
-from policies.slo import Condition, Metric, Override, Slo, Target
-from tuner.files import shown_path
-from tuner.record import first_problem
-from tuner.sim.engine import Engine
-from tuner.sim.files import read_text
-from tuner.sim.reshape import scale_rate, window
-from tuner.sim.traces import load_traffic
-from tuner.sim.twin import Change
-from tuner.sim.workload import Traffic
+from rooftune.policies.errors import InputError, bad_value
+from rooftune.policies.request import Boot, Setting
+from rooftune.policies.slo import Condition, Metric, Override, Slo, Target
+from rooftune.tuner.files import shown_path
+from rooftune.tuner.record import first_problem
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.files import read_text
+from rooftune.tuner.sim.reshape import scale_rate, window
+from rooftune.tuner.sim.traces import load_traffic
+from rooftune.tuner.sim.twin import Change
+from rooftune.tuner.sim.workload import Traffic
 
 SCHEMA = "rooftune.simulate-input"
 VERSION = 1
@@ -85,7 +84,7 @@ class ChangeInput(_Part):
 
 
 class TargetInput(_Part):
-    """See ``policies.targets.Target``."""
+    """See ``rooftune.policies.targets.Target``."""
 
     metric: Metric
     quantile: float
@@ -96,7 +95,7 @@ class TargetInput(_Part):
 
 
 class WhenInput(_Part):
-    """See ``policies.targets.Condition``."""
+    """See ``rooftune.policies.targets.Condition``."""
 
     min_prompt_tokens: int | None = None
     max_prompt_tokens: int | None = None

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-from policies.request import FloatArray
-from tuner.sim.noise import CELL_S
+from rooftune.policies.request import FloatArray
+from rooftune.tuner.sim.noise import CELL_S
 
 BoolArray = npt.NDArray[np.bool_]
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
-
-from policies.errors import InputError, shown
-from tuner.sim.workload import FloatArray, IntArray
+from rooftune.policies.errors import InputError, shown
+from rooftune.tuner.sim.workload import FloatArray, IntArray
 
 _WHOLE = re.compile(r"[ \t]*[+-]?[0-9]{1,18}[ \t]*")
 _DECIMAL = re.compile(r"[ \t]*[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[ \t]*")
@@ -143,9 +142,7 @@ def decimal_column(table: Table, column: str, low: float, high: float, remedy: s
     return np.array(values, dtype=np.float64) + 0.0  # turns -0.0 into 0.0
 
 
-def _check_names(
-    names: list[str], where: str, line: int, required: Sequence[str], optional: Sequence[str]
-) -> None:
+def _check_names(names: list[str], where: str, line: int, required: Sequence[str], optional: Sequence[str]) -> None:
     for name in required:
         if name not in names:
             raise InputError(

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
-
-from policies.errors import InputError, bad_value, shown
-from tuner.files import shown_path
-from tuner.sim.files import read_text
-from tuner.sim.tables import ABSENT, Table, csv_table, decimal_column, json_rows, json_table, whole_column
-from tuner.sim.traffic_file import in_order_of_arrival, parse_csv, parse_jsonl, prefix_rows
-from tuner.sim.workload import MAX_ARRIVAL_S, MAX_TOKENS_PER_REQUEST, FloatArray, IntArray, Traffic
+from rooftune.policies.errors import InputError, bad_value, shown
+from rooftune.tuner.files import shown_path
+from rooftune.tuner.sim.files import read_text
+from rooftune.tuner.sim.tables import ABSENT, Table, csv_table, decimal_column, json_rows, json_table, whole_column
+from rooftune.tuner.sim.traffic_file import in_order_of_arrival, parse_csv, parse_jsonl, prefix_rows
+from rooftune.tuner.sim.workload import MAX_ARRIVAL_S, MAX_TOKENS_PER_REQUEST, FloatArray, IntArray, Traffic
 
 TrafficFormat = Literal["auto", "azure", "mooncake", "csv", "jsonl"]
 FORMATS: tuple[str, ...] = get_args(TrafficFormat)

@@ -22,12 +22,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-
-from policies.errors import InputError, shown
-from tuner.files import shown_path
-from tuner.sim.files import write_text
-from tuner.sim.tables import ABSENT, Table, csv_table, decimal_column, json_table, whole_column
-from tuner.sim.workload import MAX_ARRIVAL_S, MAX_TOKENS_PER_REQUEST, FloatArray, IntArray, Traffic
+from rooftune.policies.errors import InputError, shown
+from rooftune.tuner.files import shown_path
+from rooftune.tuner.sim.files import write_text
+from rooftune.tuner.sim.tables import ABSENT, Table, csv_table, decimal_column, json_table, whole_column
+from rooftune.tuner.sim.workload import MAX_ARRIVAL_S, MAX_TOKENS_PER_REQUEST, FloatArray, IntArray, Traffic
 
 FORMAT = "rooftune-traffic"
 VERSION = 1
@@ -110,9 +109,7 @@ def write_traffic(path: str | Path, traffic: Traffic) -> None:
     write_text(path, stream.getvalue())
 
 
-def in_order_of_arrival(
-    table: Table, column: str, arrival_s: FloatArray, sort: bool
-) -> tuple[Table, FloatArray]:
+def in_order_of_arrival(table: Table, column: str, arrival_s: FloatArray, sort: bool) -> tuple[Table, FloatArray]:
     """Table and arrivals as they are when the arrivals ascend (repeated times are legal); else sorted stably.
 
     Raises InputError at the first line that goes back in time, unless ``sort`` allows the sorting.

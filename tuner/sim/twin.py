@@ -8,9 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-
-from policies.errors import bad_value
-from policies.request import (
+from rooftune.policies.errors import bad_value
+from rooftune.policies.request import (
     CACHED,
     KEY_AT,
     KNOWN,
@@ -24,13 +23,13 @@ from policies.request import (
     State,
     new_state,
 )
-from policies.step_time import NAMED_MODELS, StepCost, StepModel, priced
-from tuner.sim import kernel
-from tuner.sim.compile import compiled
-from tuner.sim.engine import Engine, check_setting
-from tuner.sim.noise import QUIET, StepNoise
-from tuner.sim.result import RunResult
-from tuner.sim.workload import Traffic
+from rooftune.policies.step_time import NAMED_MODELS, StepCost, StepModel, priced
+from rooftune.tuner.sim import kernel
+from rooftune.tuner.sim.compile import compiled
+from rooftune.tuner.sim.engine import Engine, check_setting
+from rooftune.tuner.sim.noise import QUIET, StepNoise
+from rooftune.tuner.sim.result import RunResult
+from rooftune.tuner.sim.workload import Traffic
 
 NEVER = 1 << 62
 

@@ -6,10 +6,9 @@ Every step is planned by ``plan_step``; nothing is skipped, nothing compiled. Sa
 from collections.abc import Sequence
 
 import numpy as np
-
-from policies.kv import blocks_for
-from policies.packing import finish_step, plan_step, release_leaving
-from policies.request import (
+from rooftune.policies.kv import blocks_for
+from rooftune.policies.packing import finish_step, plan_step, release_leaving
+from rooftune.policies.request import (
     COMPUTED,
     FINISHED,
     HIT,
@@ -27,13 +26,13 @@ from policies.request import (
     State,
     append_waiting,
 )
-from policies.step_time import StepCost, StepModel, chunk_attention_work, priced, step_cost
-from tuner.sim import kernel
-from tuner.sim.engine import Engine
-from tuner.sim.noise import QUIET, StepNoise, with_noise
-from tuner.sim.result import RunResult
-from tuner.sim.twin import Change, prepare
-from tuner.sim.workload import Traffic
+from rooftune.policies.step_time import StepCost, StepModel, chunk_attention_work, priced, step_cost
+from rooftune.tuner.sim import kernel
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.noise import QUIET, StepNoise, with_noise
+from rooftune.tuner.sim.result import RunResult
+from rooftune.tuner.sim.twin import Change, prepare
+from rooftune.tuner.sim.workload import Traffic
 
 
 def planned_time_s(cost: StepCost, state: State) -> float:
@@ -62,7 +61,7 @@ def walk(
     gap_bounds_s: Sequence[float] = (),
     noise: StepNoise = QUIET,
 ) -> RunResult:
-    """Replay step by step in plain Python; arguments and result as ``tuner.sim.twin.simulate``."""
+    """Replay step by step in plain Python; arguments and result as ``rooftune.tuner.sim.twin.simulate``."""
     state = prepare(traffic, engine)
     cost = priced(model)
     requests, counters = state.requests, state.counters

@@ -1,9 +1,8 @@
 """A window of live requests as traffic for the twin."""
 
 import numpy as np
-
-from tuner.model.demand import DemandWindow, fill_lengths
-from tuner.sim.workload import Traffic
+from rooftune.tuner.model.demand import DemandWindow, fill_lengths
+from rooftune.tuner.sim.workload import Traffic
 
 
 def window_traffic(window: DemandWindow, *, seed: int, tenant_names: tuple[str, ...] = ("default",)) -> Traffic:

@@ -5,11 +5,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from engine.models.catalog import find_packaged
-from engine.torch.get_model import get_model
-from engine.torch.make_model import make_model
-from engine.torch.quiet import quiet
-from policies.errors import InputError, MissingDataError
+from rooftune.engine.models.catalog import find_packaged
+from rooftune.engine.torch.get_model import get_model
+from rooftune.engine.torch.make_model import make_model
+from rooftune.engine.torch.quiet import quiet
+from rooftune.policies.errors import InputError, MissingDataError
 
 PACKAGED = "smollm2-135m"
 

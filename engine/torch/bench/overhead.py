@@ -15,21 +15,20 @@ from statistics import median
 from threading import Thread
 
 import torch
-
-from engine.interface import Deliver, GenerationRequest, TokenEvent
-from engine.metrics import Metrics
-from engine.options import EngineOptions
-from engine.running import RunningEngine
-from engine.server_stream import deliver_on
-from engine.torch.bench.models import packaged_model
-from engine.torch.geometry import StepGeometry
-from engine.torch.head import SlicedHead
-from engine.torch.load import load_runner
-from engine.torch.runner import TorchRunner
-from engine.torch.sampling import greedy
-from policies import wire
-from policies.commands import Figure
-from policies.request import Setting
+from rooftune.engine.interface import Deliver, GenerationRequest, TokenEvent
+from rooftune.engine.metrics import Metrics
+from rooftune.engine.options import EngineOptions
+from rooftune.engine.running import RunningEngine
+from rooftune.engine.server_stream import deliver_on
+from rooftune.engine.torch.bench.models import packaged_model
+from rooftune.engine.torch.geometry import StepGeometry
+from rooftune.engine.torch.head import SlicedHead
+from rooftune.engine.torch.load import load_runner
+from rooftune.engine.torch.runner import TorchRunner
+from rooftune.engine.torch.sampling import greedy
+from rooftune.policies import wire
+from rooftune.policies.commands import Figure
+from rooftune.policies.request import Setting
 
 BATCH = 32
 PROMPT_TOKENS = (100, 300)

@@ -17,16 +17,15 @@ from pathlib import Path
 from threading import Event
 
 import torch
+from rooftune.engine.interface import GenerationRequest, TokenEvent
+from rooftune.engine.options import EngineOptions
+from rooftune.engine.running import RunningEngine
+from rooftune.engine.torch.bench.models import made_model, packaged_model
+from rooftune.engine.torch.load import choose_dtype, load_runner
+from rooftune.policies.commands import Figure
+from rooftune.policies.quantiles import median_interval
+from rooftune.policies.request import Setting
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
-
-from engine.interface import GenerationRequest, TokenEvent
-from engine.options import EngineOptions
-from engine.running import RunningEngine
-from engine.torch.bench.models import made_model, packaged_model
-from engine.torch.load import choose_dtype, load_runner
-from policies.commands import Figure
-from policies.quantiles import median_interval
-from policies.request import Setting
 
 BUDGET_TOKENS = 512
 KV_TOKENS = 32_768
