@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from rooftune.engine import server_flags
-from rooftune.engine.models.catalog import CATALOG
+from rooftune.engine.catalog import CATALOG
+from rooftune.engine.server import flags as server_flags
 from rooftune.policies.commands import Command
 
 # torch and transformers take seconds to load, and `serve --model fake:8b-2tbs` needs neither: so what uses them is
@@ -18,8 +18,7 @@ def _get_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _get_model(arguments: argparse.Namespace) -> int:
-    from rooftune.engine.torch.get_model import get_model
-    from rooftune.engine.torch.quiet import quiet
+    from rooftune.engine.torch.get_model import get_model, quiet
 
     quiet()
     packaged = get_model(arguments.name, arguments.target)
@@ -37,8 +36,8 @@ def _make_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _make_model(arguments: argparse.Namespace) -> int:
+    from rooftune.engine.torch.get_model import quiet
     from rooftune.engine.torch.make_model import make_model
-    from rooftune.engine.torch.quiet import quiet
 
     quiet()
     parameters = make_model(
@@ -50,7 +49,7 @@ def _make_model(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from rooftune.engine.server_command import serve
+    from rooftune.engine.server.command import serve
 
     return serve(arguments)
 

@@ -1,14 +1,16 @@
 """What the engine tells Prometheus: hears every step and request as an Observer, answers a scrape as a collector."""
 
 import threading
+from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, groupby
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
-from rooftune.engine import metrics_names as names
+
 from rooftune.engine.interface import (
     ChangeKind,
     Engine,
@@ -18,7 +20,90 @@ from rooftune.engine.interface import (
     Snapshot,
     StepRecord,
 )
-from rooftune.engine.metrics_series import Histogram, StepTable
+
+# Targets of 5 ms need steps of half a millisecond around them; beyond a second the shape no longer matters.
+GAP_BOUNDS_S = (
+    0.0005, 0.001, 0.0015, 0.002, 0.0025, 0.003, 0.0035, 0.004, 0.0045, 0.005, 0.0055, 0.006, 0.007, 0.008, 0.009,
+    0.01, 0.012, 0.014, 0.016, 0.018, 0.02, 0.025, 0.03, 0.035, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5,
+    1.0, 2.0, 5.0, 10.0, 30.0,
+)  # fmt: skip
+WAIT_BOUNDS_S = (
+    0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4,
+    0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0,
+)  # fmt: skip
+STEP_BOUNDS_S = (
+    0.00025, 0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.0125, 0.015, 0.02, 0.025, 0.03,
+    0.04, 0.05, 0.065, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0,
+)  # fmt: skip
+# Two to an octave: a knee between two of them is placed within 20 %.
+COMPUTED_TOKEN_BOUNDS = (
+    1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144,
+    8192, 12288, 16384, 24576, 32768,
+)  # fmt: skip
+
+TTFT = ("rooftune_ttft_seconds", "Arrival to first token, queue included.")
+QUEUE = ("rooftune_queue_seconds", "Arrival to first scheduling, of requests that got a token.")
+GAP = ("rooftune_gap_seconds", "Gap between neighbouring tokens of one request.")
+TPOT = ("rooftune_tpot_seconds", "Per request: (finish - first token) / (output tokens - 1).")
+STEP = (
+    "rooftune_step_duration_seconds",
+    "Duration of a step. computed_tokens: upper bound of the tokens it computed; the lower bound is the next smaller.",
+)
+STEP_TOKENS = (
+    "rooftune_step_computed_tokens",
+    "Tokens computed by the steps of rooftune_step_duration_seconds with the same label.",
+)
+STEP_CONTEXT = (
+    "rooftune_step_context_tokens",
+    "KV entries read by the steps of rooftune_step_duration_seconds with the same label.",
+)
+
+
+class Histogram:
+    """Counts per bucket and a sum. Not locked: its owner is."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._labels = (*(f"{bound:g}" for bound in self._bounds), "+Inf")
+        self._counts = [0] * len(self._labels)
+        self.total = 0.0
+
+    def add(self, values: Iterable[float]) -> None:
+        """Each value goes into the first bucket whose upper bound is not below it."""
+        bounds, counts = self._bounds, self._counts
+        # Gaps of one step are mostly equal: whoever decodes in it got a token in the one before as well.
+        for value, same in groupby(values):
+            count = len(list(same))
+            counts[bisect_left(bounds, value)] += count
+            self.total += count * value
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts)
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulated, as Prometheus wants them: (upper bound, values up to it)."""
+        return list(zip(self._labels, map(float, accumulate(self._counts)), strict=True))
+
+
+class StepTable:
+    """Steps by how many tokens they computed: a duration histogram and the exact sums for each bucket of tokens."""
+
+    def __init__(self, token_bounds: Sequence[int], duration_bounds_s: Sequence[float]) -> None:
+        self._token_bounds = tuple(token_bounds)
+        self._duration_bounds_s = tuple(duration_bounds_s)
+        self.rows: dict[str, tuple[Histogram, list[int]]] = {}
+
+    def add(self, computed_tokens: int, context_tokens: int, duration_s: float) -> None:
+        place = bisect_left(self._token_bounds, computed_tokens)
+        label = str(self._token_bounds[place]) if place < len(self._token_bounds) else "+Inf"
+        row = self.rows.get(label)
+        if row is None:
+            row = self.rows[label] = (Histogram(self._duration_bounds_s), [0, 0])
+        row[0].add((duration_s,))
+        row[1][0] += computed_tokens
+        row[1][1] += context_tokens
+
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Steps that are counted together, at the latest: the code that counts is then warm, which it never is after a forward.
@@ -31,11 +116,11 @@ class Metrics(Collector):
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._lock = threading.Lock()
-        self._ttft = Histogram(names.WAIT_BOUNDS_S)
-        self._queue = Histogram(names.WAIT_BOUNDS_S)
-        self._gap = Histogram(names.GAP_BOUNDS_S)
-        self._tpot = Histogram(names.GAP_BOUNDS_S)
-        self._steps = StepTable(names.COMPUTED_TOKEN_BOUNDS, names.STEP_BOUNDS_S)
+        self._ttft = Histogram(WAIT_BOUNDS_S)
+        self._queue = Histogram(WAIT_BOUNDS_S)
+        self._gap = Histogram(GAP_BOUNDS_S)
+        self._tpot = Histogram(GAP_BOUNDS_S)
+        self._steps = StepTable(COMPUTED_TOKEN_BOUNDS, STEP_BOUNDS_S)
         self._steps_heard: deque[StepRecord] = deque()
         self._gaps_heard: deque[Sequence[float]] = deque()
         self._prompt_tokens = self._cached_tokens = self._output_tokens = 0
@@ -108,19 +193,19 @@ class Metrics(Collector):
 
     def _histograms(self) -> Iterator[Metric]:
         for (name, text), histogram in (
-            (names.TTFT, self._ttft),
-            (names.QUEUE, self._queue),
-            (names.GAP, self._gap),
-            (names.TPOT, self._tpot),
+            (TTFT, self._ttft),
+            (QUEUE, self._queue),
+            (GAP, self._gap),
+            (TPOT, self._tpot),
         ):
             family = HistogramMetricFamily(name, text)
             family.add_metric((), histogram.buckets(), histogram.total)
             yield family
 
     def _step_table(self) -> Iterator[Metric]:
-        durations = HistogramMetricFamily(*names.STEP, labels=("computed_tokens",))
-        tokens = CounterMetricFamily(*names.STEP_TOKENS, labels=("computed_tokens",))
-        context = CounterMetricFamily(*names.STEP_CONTEXT, labels=("computed_tokens",))
+        durations = HistogramMetricFamily(*STEP, labels=("computed_tokens",))
+        tokens = CounterMetricFamily(*STEP_TOKENS, labels=("computed_tokens",))
+        context = CounterMetricFamily(*STEP_CONTEXT, labels=("computed_tokens",))
         for label, (histogram, sums) in self._steps.rows.items():
             durations.add_metric((label,), histogram.buckets(), histogram.total)
             tokens.add_metric((label,), sums[0])

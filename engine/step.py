@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
 from rooftune.policies.errors import bad_value
 
 IntArray = npt.NDArray[np.int64]

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 import numpy.typing as npt
+
 from rooftune.policies.errors import InputError, bad_value
 
 FloatArray = npt.NDArray[np.float64]

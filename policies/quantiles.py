@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+
 from rooftune.policies.errors import InputError, bad_value
 
 FloatArray = npt.NDArray[np.float64]

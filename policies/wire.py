@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
 from rooftune.policies.envelope import KNOB_NAMES, Violation, is_count
 from rooftune.policies.errors import InputError
 from rooftune.policies.lease import MAX_LEASE_S, LeaseOutcome, LeaseReason, Push

@@ -7,13 +7,14 @@ import math
 
 import numpy as np
 import pytest
+
 from rooftune.policies.budget import within_time
 from rooftune.policies.request import Boot, Setting
 from rooftune.policies.step_time import NAMED_MODELS, StepModel, chunk_attention_work, knee_tokens, step_time
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.result import RunResult
 from rooftune.tuner.sim.twin import simulate
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.traffic.workload import Traffic
 
 EIGHT_B = NAMED_MODELS["8b-2tbs"]
 LAB = NAMED_MODELS["teaching-lab"]

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from rooftune.policies.errors import InputError, UnreachableError
 from rooftune.policies.step_time import StepModel
-from rooftune.tuner.files import at_home, write_whole
+from rooftune.tuner.files import at_home, write_text, write_whole
 from rooftune.tuner.model.model_file import ModelFile, write_model_file
 from rooftune.tuner.model.sample_file import write_steps
 from rooftune.tuner.model.samples import COLUMNS, StepSamples
 from rooftune.tuner.report.plots import step_time_plot
-from rooftune.tuner.sim.files import write_text
 
 MODEL = StepModel(0.001, 1e-5, 0.008, 6e-8, 4e-5, 2e-10, 8.0)
 STEPS = StepSamples(*(np.full(8, 1.0 + place) for place in range(len(COLUMNS))))

@@ -11,6 +11,7 @@ import math
 from typing import Annotated, Final, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+
 from rooftune.policies.errors import InputError
 from rooftune.policies.request import Setting
 from rooftune.policies.step_time import StepModel

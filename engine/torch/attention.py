@@ -9,11 +9,11 @@ scaled-dot-product call for each group of decodes and for each chunk.
 from typing import Any
 
 import torch
-from rooftune.engine.torch.geometry import Chunk, StepGeometry
-from rooftune.engine.torch.groups import DecodeGroup
-from rooftune.engine.torch.masks import TILE_TOKENS
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
+
+from rooftune.engine.torch.geometry import TILE_TOKENS, Chunk, StepGeometry
+from rooftune.engine.torch.groups import DecodeGroup
 
 try:
     from torch.nn.attention.varlen import varlen_attn

@@ -2,7 +2,7 @@
 
 Made once a step, shared by all layers. Layers with another sliding window read other blocks, so what
 depends on the window is made at its first use and kept for the layers that follow. A step that only takes the one
-before it further changes that one's in place: ``rooftune.engine.torch.onward``.
+before it further changes that one's in place: ``rooftune.engine.torch.groups``.
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,66 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+
 from rooftune.engine.step import IntArray, Segment
-from rooftune.engine.torch.groups import DecodeGroup, cuts
+from rooftune.engine.torch.groups import DecodeGroup, GrowingGroups, cuts
 from rooftune.engine.torch.kv_store import KvStore
-from rooftune.engine.torch.masks import CausalMasks
+
+# Queries of a chunk that one call masks together: bounds the mask to this many rows.
+TILE_TOKENS = 512
+_FIRST_PREFIX = 1024
+
+
+class CausalMasks:
+    """Masks of one runner, in its dtype and on its device.
+
+    The buffer of a window lets row i see columns up to ``prefix + i``, so a chunk with p keys before its first
+    query is the slice from column ``prefix - p`` on. It grows by doubling to the longest prefix seen.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype = dtype
+        self._device = device
+        self._buffers: dict[int, torch.Tensor] = {}
+        self._blocks: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def get(self, window: int, prefix: int, queries: int) -> torch.Tensor:
+        """(queries, prefix + queries): 0 where a query sees a key, -inf elsewhere.
+
+        window: keys a query sees, its own included (0: all before it). queries: at most TILE_TOKENS.
+        """
+        held = self._buffers[window].shape[1] - TILE_TOKENS if window in self._buffers else -1
+        if prefix > held:
+            held = max(_FIRST_PREFIX, 1 << (prefix - 1).bit_length() if prefix else 0)
+            self._buffers[window] = self._make(window, held)
+        mask = self._buffers[window][:queries, held - prefix : held + queries]
+        # CUDA kernels load masks in aligned pieces, and a slice may begin anywhere.
+        return mask if self._device.type == "cpu" else mask.clone(memory_format=torch.contiguous_format)
+
+    def of_blocks(self, size: int, seen: torch.Tensor, gone: torch.Tensor | None = None) -> torch.Tensor:
+        """(blocks, size): 0 where a query sees a key of a block of ``size`` keys, -inf elsewhere.
+
+        seen: (blocks,), how many keys from the block's start it sees, 0..size; gone: how many of them lie before its
+        window.
+        """
+        if size not in self._blocks:
+            keys = torch.arange(size, device=self._device)
+            counts = torch.arange(size + 1, device=self._device)[:, None]
+            zeros = torch.zeros((size + 1, size), dtype=self._dtype, device=self._device)
+            behind = zeros.masked_fill(keys >= counts, float("-inf"))
+            self._blocks[size] = behind, zeros.masked_fill(keys < counts, float("-inf"))
+        behind, before = self._blocks[size]
+        mask = behind.index_select(0, seen)
+        return mask if gone is None else mask + before.index_select(0, gone)
+
+    def _make(self, window: int, prefix: int) -> torch.Tensor:
+        rows = torch.arange(prefix, prefix + TILE_TOKENS, device=self._device)
+        distance = rows[:, None] - torch.arange(prefix + TILE_TOKENS, device=self._device)[None, :]
+        seen = distance >= 0
+        if window:
+            seen &= distance < window
+        mask = torch.zeros(seen.shape, dtype=self._dtype, device=self._device)
+        return mask.masked_fill_(~seen, float("-inf"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,3 +274,55 @@ def _checked_blocks(segments: Sequence[Segment], held: IntArray, store: KvStore)
     if least < 0 or most >= store.blocks:
         raise ValueError(f"block table names {least} to {most}, the store has 0 to {store.blocks - 1}")
     return blocks
+
+
+class Onward:
+    """Takes the geometry of decodes alone further, one token each, as long as nobody comes or goes.
+
+    The tensors that the model gets stay the same objects; a few numbers in them change. segments: of the step that
+    ``geometry`` was made for; their block tables are looked at again when a block is begun.
+    """
+
+    def __init__(self, geometry: StepGeometry, segments: Sequence[Segment]) -> None:
+        self.geometry = geometry
+        self._tables = [segment.block_table for segment in segments]
+        self._size = size = geometry.store.block_tokens
+        self._token_ids, positions, self._slots = geometry.packed
+        self._counts = geometry.packed[1:]
+        self._starts: list[int] = positions.tolist()
+        self._steps = 0
+        self._begins: list[list[int]] = [[] for _ in range(size)]  # rows that begin a block after so many steps
+        for row, start in enumerate(self._starts):
+            self._begins[-start % size].append(row)
+        reads = geometry.reads(0)
+        order: IntArray = reads.decode_rows.numpy()
+        self._place: list[int] = np.argsort(order).tolist()  # of each row, in the order of the groups
+        self._groups = GrowingGroups(reads.groups, positions[order], size)
+        geometry.go_on(reads._replace(groups=self._groups.groups))
+
+    @staticmethod
+    def can_take(geometry: StepGeometry, segments: Sequence[Segment]) -> bool:
+        """Whether this was a step of decodes alone, all sampled, on a CPU, and without a sliding window."""
+        return (
+            geometry.store.device.type == "cpu"
+            and geometry.windows == (0,)
+            and len(segments) == len(geometry.slots) == len(geometry.last_rows)
+        )
+
+    def advance(self, token_ids: Sequence[int]) -> bool:
+        """The geometry of the next step, whose tokens are these; False: it is of no use any more, make another."""
+        self._steps += 1
+        self._token_ids[:] = token_ids
+        self._counts += 1
+        size, begun, unwritten = self._size, [], []
+        for row in self._begins[self._steps % size]:
+            place, table = (self._starts[row] + self._steps) // size, self._tables[row]
+            block = int(table[place]) if place < len(table) else -1
+            if not 0 <= block < self.geometry.store.blocks:
+                return False  # whoever makes the geometry from the segments says what is wrong
+            self._slots[row] = block * size
+            begun.append((self._place[row], block))
+            if size > 1:
+                unwritten.append((block * size + 1, size - 1))
+        self.geometry.unwritten = unwritten
+        return self._groups.advance(begun)

@@ -4,9 +4,11 @@ import importlib.util
 from pathlib import Path
 
 import torch
-from rooftune.engine.models.catalog import PackagedModel, check_target, find_packaged
-from rooftune.policies.errors import InputError
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+from rooftune.engine.catalog import PackagedModel, check_target, find_packaged
+from rooftune.policies.errors import InputError
 
 # What transformers needs to read a GGUF file, by module name.
 _READERS = {"gguf": "gguf", "sentencepiece": "sentencepiece", "google.protobuf": "protobuf", "accelerate": "accelerate"}
@@ -44,3 +46,9 @@ def _installed(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # the parent package is missing
         return False
+
+
+def quiet() -> None:
+    """For the rest of the process: errors only, no progress bars."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()

@@ -17,16 +17,16 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from transformers import LlamaConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
 from rooftune.engine.step import Segment, StepBatch
 from rooftune.engine.torch import attention
-from rooftune.engine.torch.load import DTYPES, choose_device, choose_dtype, make_runner
-from rooftune.engine.torch.memory import auto_kv_blocks, free_bytes
-from rooftune.engine.torch.quiet import quiet
+from rooftune.engine.torch.get_model import quiet
+from rooftune.engine.torch.load import DTYPES, auto_kv_blocks, choose_device, choose_dtype, free_bytes, make_runner
 from rooftune.engine.torch.runner import TorchRunner
 from rooftune.policies.errors import RooftuneError, bad_value
 from rooftune.policies.step_time import chunk_attention_work
-from transformers import LlamaConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 BLOCK_TOKENS = 16
 MODEL_TOKENS = 16_384

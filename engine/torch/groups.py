@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+
 from rooftune.engine.step import IntArray
 from rooftune.engine.torch.kv_store import KvStore, Numbers, as_numpy
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy.typing as npt
 import torch
+
 from rooftune.policies.errors import bad_value
 
 Numbers = npt.NDArray[Any]

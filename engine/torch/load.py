@@ -1,21 +1,74 @@
 """Loads a causal language model and makes a runner of it: device, dtype, KV store, facts."""
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 import torch
 from huggingface_hub.errors import (  # type: ignore[import-not-found, unused-ignore] # absent beside the type checker
     StrictDataclassError,
 )
-from rooftune.engine.step import ModelFacts
-from rooftune.engine.torch.attention import NAME as ATTENTION
-from rooftune.engine.torch.kv_store import KvStore
-from rooftune.engine.torch.memory import auto_kv_blocks
-from rooftune.engine.torch.packed import can_pack, pack_linears
-from rooftune.engine.torch.runner import TorchRunner
-from rooftune.policies.errors import InputError, bad_value
+from jinja2.exceptions import TemplateError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from rooftune.engine.step import ModelFacts
+from rooftune.engine.torch.attention import NAME as ATTENTION
+from rooftune.engine.torch.kv_store import KvStore
+from rooftune.engine.torch.linear import can_pack, pack_linears
+from rooftune.engine.torch.runner import TorchRunner
+from rooftune.policies.errors import InfeasibleError, InputError, bad_value
+
+# On a CPU the memory belongs to others as well: a quarter of what is free, and no more than this.
+CPU_SHARE = 0.25
+CPU_MOST_BYTES = 4 << 30
+# On a CUDA card the rest is for activations, logits and the allocator's own gaps.
+CUDA_SHARE = 0.80
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can still be allocated on ``device``, in bytes; on a CPU the smaller of machine and container."""
+    if device.type == "cuda":
+        free: int = torch.cuda.mem_get_info(device)[0]
+        return free
+    return min(_machine_free(), _container_free())
+
+
+def auto_kv_blocks(device: torch.device, block_bytes: int, max_model_tokens: int, block_tokens: int) -> int:
+    """KV blocks for ``--kv-blocks auto``: by free memory, at most what 256 requests of full length need.
+
+    block_bytes: one block over all layers. Raises InfeasibleError when not even one block fits.
+    """
+    free = free_bytes(device)
+    usable = free * CUDA_SHARE if device.type == "cuda" else min(free * CPU_SHARE, CPU_MOST_BYTES)
+    blocks = min(int(usable // block_bytes), 256 * -(-max_model_tokens // block_tokens))
+    if blocks < 1:
+        raise InfeasibleError(
+            f"{free} bytes are free on {device}, one KV block needs {block_bytes}; free memory or take a smaller model"
+        )
+    return blocks
+
+
+def _machine_free() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return CPU_MOST_BYTES
+
+
+def _container_free() -> int:
+    """What the control group leaves (version 2, else version 1); unlimited reads as a very large number."""
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        if Path(limit).exists() and Path(used).exists():
+            text = Path(limit).read_text().strip()
+            if text != "max":
+                return max(0, int(text) - int(Path(used).read_text()))
+    return 1 << 62
+
 
 # Families whose attention is ours to replace: causal, grouped heads, at most a sliding window.
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -187,3 +240,42 @@ def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+# A template is a program that came with the model.
+_FAILURES = (TemplateError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError)
+
+
+class ModelTokenizer:
+    """Implements ``rooftune.engine.server.stream.Tokenizer``. Raises InputError for a tokenizer without a Rust part."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab_tokens: int) -> None:
+        self.vocab_tokens = vocab_tokens
+        self._whole = tokenizer
+        fast = getattr(tokenizer, "backend_tokenizer", None)
+        if fast is None:
+            raise InputError("this model's tokenizer has no fast form; save it with a tokenizer.json")
+        self._fast = fast
+        # transformers sets these for every call, and two threads would meet there; here they are set once.
+        self._fast.no_truncation()
+        self._fast.no_padding()
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        # The plain ``encode`` keeps the GIL to its end, and with it every stream: longer than a step for a long
+        # document. This one gives it free.
+        ids: list[int] = self._fast.encode_batch_fast([text], add_special_tokens=special)[0].ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text: str = self._fast.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+    def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
+        if not self._whole.chat_template:
+            raise InputError("this model has no chat template; use /v1/completions")
+        try:
+            text: str = self._whole.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        except _FAILURES as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise InputError(f"the model's chat template refuses these messages: {reason[:200]}") from error
+        return text

@@ -1,15 +1,14 @@
 """Computes one step of our scheduler with a transformers model: their forward, our KV blocks."""
 
 import torch
+from transformers import PreTrainedModel
+
 from rooftune.engine.step import ModelFacts, Sampling, Segment, StepBatch
 from rooftune.engine.torch.attention import STEP_ARGUMENT
-from rooftune.engine.torch.geometry import StepGeometry
-from rooftune.engine.torch.head import SlicedHead
+from rooftune.engine.torch.geometry import CausalMasks, Onward, StepGeometry
 from rooftune.engine.torch.kv_store import KvStore
-from rooftune.engine.torch.masks import CausalMasks
-from rooftune.engine.torch.onward import Onward
+from rooftune.engine.torch.linear import SlicedHead
 from rooftune.engine.torch.sampling import all_finite, draw, drawn_rows, greedy
-from transformers import PreTrainedModel
 
 
 class TorchRunner:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
+
 from rooftune.engine.step import IntArray, Sampling
 
 _MASK = (1 << 64) - 1

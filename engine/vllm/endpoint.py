@@ -15,17 +15,17 @@ from typing import Any
 
 import uvicorn
 from prometheus_client import REGISTRY
-from rooftune.engine.server_auth import SecretFile
-from rooftune.engine.server_errors import ApiError
-from rooftune.engine.server_run import bind_tcp, bind_unix
-from rooftune.engine.server_tuning import PREFIX, tuning_routes
+from starlette.applications import Starlette
+from starlette.types import ASGIApp
+
+from rooftune.engine.server.limits import ApiError
+from rooftune.engine.server.run import bind_tcp, bind_unix
+from rooftune.engine.server.tuning import PREFIX, SecretFile, tuning_routes
 from rooftune.engine.tuning_source import Change, Read
-from rooftune.engine.vllm.core import METHOD
+from rooftune.engine.vllm.plugin import METHOD
 from rooftune.engine.vllm.scrape import Series
 from rooftune.policies import wire
 from rooftune.policies.errors import InputError, bad_value
-from starlette.applications import Starlette
-from starlette.types import ASGIApp
 
 LOG = logging.getLogger("vllm.rooftune")
 TOKEN_FILE, PORT, SOCKET = "ROOFTUNE_TOKEN_FILE", "ROOFTUNE_TUNING_PORT", "ROOFTUNE_TUNING_SOCKET"

@@ -11,9 +11,8 @@ from typing import Any
 
 from rooftune.engine.protocol import About
 from rooftune.engine.vllm.arrange import Arranger
-from rooftune.engine.vllm.budgets import Budgets
 from rooftune.engine.vllm.desk import RowDesk
-from rooftune.engine.vllm.knobs import Knobs
+from rooftune.engine.vllm.knobs import Budgets, Knobs
 from rooftune.engine.vllm.lists import WaitingOrder
 from rooftune.engine.vllm.probe import length_of, missing, pool_of, probe
 from rooftune.engine.vllm.records import ARRIVED, ENDED, FOLDED, PLANNED, UPDATED, Recorder

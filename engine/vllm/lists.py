@@ -1,8 +1,4 @@
-"""The order of vLLM's two lists: what runs and what waits. Pure over lists; requests are vLLM's own.
-
-The rules are ``policies/order.py``'s: preempted requests first, then those that have waited their aging time, then the
-policy's own order; decodes are always served before prefills.
-"""
+"""The order of vLLM's two lists, what runs and what waits. Pure over lists; requests are vLLM's own."""
 
 import math
 from collections.abc import Iterable, Sequence

@@ -2,10 +2,47 @@
 
 import functools
 import importlib
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from rooftune.engine.vllm import core
-from rooftune.engine.vllm.hook import hooked
+from rooftune.engine.tuning_source import CHANGES, change, read
+from rooftune.engine.vllm.hook import Hook, hooked
+from rooftune.policies import wire
+from rooftune.policies.errors import InputError
+
+METHOD = "rooftune"
+
+# Rows are written to JSON beside the engine's loop: a thousand of them take milliseconds.
+_WRITER = ThreadPoolExecutor(1, thread_name_prefix="rooftune-rows")
+
+
+def utility(core: Any, what: str, body: str) -> "list[int | str] | Future[list[int | str]]":
+    """HTTP status and JSON text for a read (``body``: the number after which) or a change (``body``: its message).
+
+    vLLM calls it by name, between two steps. It never raises for what a client sent.
+    """
+    hook: Hook | None = getattr(core.scheduler, "rooftune", None)
+    if hook is None:
+        return [503, "the hook is not active in this engine, see its log"]
+    hook.fold()
+    if what in CHANGES:
+        try:
+            status, text = change(hook.desk, wire.parse(CHANGES[what], body.encode()))
+        except InputError as error:
+            revision = hook.desk.book.revision
+            refusal = wire.Refusal(code="malformed", revision=revision, message=str(error)[:1000])
+            return [422, refusal.model_dump_json()]
+        return [status, text]
+    if what == "state":
+        return [200, read(hook.desk, what, -1)]
+    return _WRITER.submit(_rows, hook, what, int(body))
+
+
+def _rows(hook: Hook, what: str, after: int) -> list[int | str]:
+    if what == "requests":
+        hook.recorder.close_all()
+    return [200, read(hook.desk, what, after)]
+
 
 _MARK = "_rooftune"
 
@@ -24,7 +61,7 @@ def register() -> None:
     @functools.wraps(chosen)
     def get_scheduler_cls(self: Any) -> type:
         base: type = chosen(self)
-        setattr(_module("vllm.v1.engine.core").EngineCore, core.METHOD, core.utility)
+        setattr(_module("vllm.v1.engine.core").EngineCore, METHOD, utility)
         return hooked(base, _version)
 
     SchedulerConfig.get_scheduler_cls = get_scheduler_cls

@@ -11,9 +11,22 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
-from rooftune.engine import metrics_names as names
-from rooftune.engine.metrics_series import Histogram, StepTable
-from rooftune.engine.server_errors import ApiError
+
+from rooftune.engine.metrics import (
+    COMPUTED_TOKEN_BOUNDS,
+    GAP_BOUNDS_S,
+    QUEUE,
+    STEP,
+    STEP_BOUNDS_S,
+    STEP_CONTEXT,
+    STEP_TOKENS,
+    TPOT,
+    TTFT,
+    WAIT_BOUNDS_S,
+    Histogram,
+    StepTable,
+)
+from rooftune.engine.server.limits import ApiError
 from rooftune.engine.tuning_source import Read
 from rooftune.policies import wire
 from rooftune.policies.errors import InputError
@@ -29,9 +42,9 @@ class Series(Collector):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._table = StepTable(names.COMPUTED_TOKEN_BOUNDS, names.STEP_BOUNDS_S)
-        self._ttft, self._queue = Histogram(names.WAIT_BOUNDS_S), Histogram(names.WAIT_BOUNDS_S)
-        self._tpot = Histogram(names.GAP_BOUNDS_S)
+        self._table = StepTable(COMPUTED_TOKEN_BOUNDS, STEP_BOUNDS_S)
+        self._ttft, self._queue = Histogram(WAIT_BOUNDS_S), Histogram(WAIT_BOUNDS_S)
+        self._tpot = Histogram(GAP_BOUNDS_S)
         self._state: wire.State | None = None
         self._budget_tokens: int | None = None
         self._lost = 0
@@ -91,15 +104,15 @@ class Series(Collector):
         yield from found
 
     def _histograms(self) -> Iterator[Metric]:
-        for (name, text), histogram in ((names.TTFT, self._ttft), (names.QUEUE, self._queue), (names.TPOT, self._tpot)):
+        for (name, text), histogram in ((TTFT, self._ttft), (QUEUE, self._queue), (TPOT, self._tpot)):
             family = HistogramMetricFamily(name, text)
             family.add_metric((), histogram.buckets(), histogram.total)
             yield family
 
     def _steps(self) -> Iterator[Metric]:
-        durations = HistogramMetricFamily(*names.STEP, labels=("computed_tokens",))
-        tokens = CounterMetricFamily(*names.STEP_TOKENS, labels=("computed_tokens",))
-        context = CounterMetricFamily(*names.STEP_CONTEXT, labels=("computed_tokens",))
+        durations = HistogramMetricFamily(*STEP, labels=("computed_tokens",))
+        tokens = CounterMetricFamily(*STEP_TOKENS, labels=("computed_tokens",))
+        context = CounterMetricFamily(*STEP_CONTEXT, labels=("computed_tokens",))
         for label, (histogram, sums) in self._table.rows.items():
             durations.add_metric((label,), histogram.buckets(), histogram.total)
             tokens.add_metric((label,), sums[0])

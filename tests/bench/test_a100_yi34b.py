@@ -4,10 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from rooftune.policies.errors import InputError
 from rooftune.policies.step_time import StepModel, step_time
-from rooftune.tuner.bench.a100_yi34b import FOLDER, bench, decode_ratio, fit_few, knee_interval, read_steps
 from rooftune.tuner.model.samples import StepSamples
+from tests.bench.a100_yi34b import FOLDER, bench, decode_ratio, fit_few, knee_interval, read_steps
 
 TRUTH = StepModel(0.0, 0.001, 0.05, 0.0, 2e-4, 8e-9, 0.0)
 

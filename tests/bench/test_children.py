@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+
 from rooftune.policies.errors import MissingDataError, UnreachableError
-from rooftune.tuner.bench.children import Child, Children, Served, serve
-from rooftune.tuner.bench.process_cost import children_of, cost_of
+from rooftune.tuner.bench.children import Child, Children, Served, children_of, cost_of, serve
 
 # A process that starts another, says so, and does not care to be asked to end.
 STUBBORN = """

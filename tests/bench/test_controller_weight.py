@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from rooftune.tuner.bench.children import Children, serve
 from rooftune.tuner.bench.controller_weight import _cycles, _searches
 

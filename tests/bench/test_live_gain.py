@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from rooftune.policies.errors import RefusedError
 from rooftune.policies.guard import Action, Reason
 from rooftune.tuner.bench.live_gain import rounds_with_trials
@@ -21,7 +22,6 @@ from rooftune.tuner.bench.live_gain_plan import (
     trial_cost,
 )
 from rooftune.tuner.observe.rows import RequestRows
-
 from tests.control.cycle_records import hold, push
 
 SIZES = Sizes((10, 50), (1000, 2000), (5, 9))

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+
 from rooftune.policies.request import DEADLINE, FCFS, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
-from rooftune.tuner.bench.policies import DAY, SHOP, Case, bench, day, headline
-from rooftune.tuner.bench.policies_families import (
+from rooftune.tuner.search.baselines import random_settings
+from tests.bench.policies import DAY, SHOP, Case, bench, day, headline
+from tests.bench.policies_families import (
     BUDGET,
     CHUNK_CAP,
     JOINT,
@@ -16,8 +18,7 @@ from rooftune.tuner.bench.policies_families import (
     families,
     order_family,
 )
-from rooftune.tuner.bench.policies_page import page
-from rooftune.tuner.search.baselines import random_settings
+from tests.bench.policies_page import page
 
 
 def drawn(name: str, count: int = 60) -> list[Setting]:

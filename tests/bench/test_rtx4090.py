@@ -5,11 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from rooftune.policies.errors import InputError
 from rooftune.policies.step_time import StepCost
-from rooftune.tuner.bench import rtx4090
-from rooftune.tuner.bench.rtx4090_data import FOLDER, LAYERS, read_run
 from rooftune.tuner.model.profile import read_profile
+from tests.bench import rtx4090
+from tests.bench.rtx4090_data import FOLDER, LAYERS, read_run
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from rooftune.policies.errors import InputError
 from rooftune.policies.request import PRESSURE, FloatArray
 from rooftune.policies.step_time import step_cost as time_of
-from rooftune.tuner.bench.rtx5090 import FITTED_BUDGETS, bench, fitted_runs, predict, quietest
-from rooftune.tuner.bench.rtx5090_data import ADAPTIVE, FILE, METRICS, Load, Served, arrivals, busiest_second, read_runs
-from rooftune.tuner.bench.rtx5090_judge import Cell, cells_of, flip_rate, signs
-from rooftune.tuner.bench.rtx5090_twin import START, Coefficients, fit, log_errors, replay, setting_of, step_cost
+from tests.bench.rtx5090 import FITTED_BUDGETS, bench, fitted_runs, predict, quietest
+from tests.bench.rtx5090_data import ADAPTIVE, FILE, METRICS, Load, Served, arrivals, busiest_second, read_runs
+from tests.bench.rtx5090_judge import Cell, cells_of, flip_rate, signs
+from tests.bench.rtx5090_twin import START, Coefficients, fit, log_errors, replay, setting_of, step_cost
 
 LOAD = Load("qwen2.5-3b", 25000, 32, 0.8, ((10.0, 0.2), (10.0, 0.8)))
 

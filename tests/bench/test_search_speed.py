@@ -3,6 +3,7 @@
 import os
 
 import pytest
+
 from rooftune.policies.errors import UnreachableError
 from rooftune.tuner.bench.search_speed import IN_FORCE, bench, command_times, live_job, made, research_times
 

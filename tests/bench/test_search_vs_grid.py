@@ -1,6 +1,7 @@
 """The grid's points that are given up early are not the best: a whole replay of each says the same."""
 
 import pytest
+
 from rooftune.tuner.bench.mixes import DEFAULT, ENGINE, GIANTS, MODEL, SLO, mix
 from rooftune.tuner.bench.search_vs_grid import SHORT_BUDGETS, SHORT_CAPS, grid_best, surely_failed
 from rooftune.tuner.search.arena import Arena

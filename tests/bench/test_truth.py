@@ -5,9 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
+
 from rooftune.policies.commands import Figure
 from rooftune.policies.errors import InputError
-from rooftune.tuner.bench.truth import BENCHES, PAGE, main, page, read_figures
+from tests.bench.truth import BENCHES, PAGE, main, page, read_figures
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "truth.md"
 FIGURES = {
@@ -74,7 +75,7 @@ def test_figures_come_from_files_as_the_benches_print_them(tmp_path: Path, capsy
 
 
 def test_the_committed_page_has_the_words_of_today() -> None:
-    """Whoever changes the words runs the benches again: python -m rooftune.tuner.bench.truth docs/truth.md"""
+    """Whoever changes the words runs the benches again: python -m tests.bench.truth docs/truth.md"""
     words = re.split(r"\[\[[^\]]+\]\]", PAGE.read_text())
     committed = DOCS.read_text()
     place = 0

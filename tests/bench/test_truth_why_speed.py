@@ -5,12 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from rooftune.policies.errors import InputError
-from rooftune.tuner.bench.truth_why_speed import NAMES, SPEEDS, Grid, allowed_speeds, like_steps
-from rooftune.tuner.bench.vllm_sweep import SEEDS
-from rooftune.tuner.bench.vllm_sweep_data import Case
-from rooftune.tuner.bench.vllm_sweep_judge import SHARES
 from rooftune.tuner.model.samples import StepSamples
+from tests.bench.truth_why_speed import NAMES, SPEEDS, Grid, allowed_speeds, like_steps
+from tests.bench.vllm_sweep import SEEDS
+from tests.bench.vllm_sweep_data import Case
+from tests.bench.vllm_sweep_judge import SHARES
 
 CASE = Case("b", 64, 0)
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from rooftune.policies.errors import MissingDataError
 from rooftune.tuner.bench.vllm_bed import cpu_dtype, visible, vllm_python
 

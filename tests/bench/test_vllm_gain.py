@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+
 from rooftune.policies import wire
 from rooftune.policies.errors import RefusedError
 from rooftune.tuner.bench import vllm_gain
@@ -28,7 +29,6 @@ from rooftune.tuner.bench.vllm_gain import (
 )
 from rooftune.tuner.config import load_config
 from rooftune.tuner.control.outcome import CycleRecord
-
 from tests.control.cycle_records import hold, push
 from tests.ports.samples import state
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from rooftune.tuner.bench.vllm_load import Busy, busy, others_cpus
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from rooftune.policies.errors import RefusedError
 from rooftune.policies.quantiles import weighted_quantile
 from rooftune.policies.request import Boot, FloatArray, Setting
@@ -28,16 +29,15 @@ from rooftune.tuner.bench.vllm_prediction_twin import (
     step_mape,
     traffic_of,
 )
-from rooftune.tuner.bench.vllm_sweep import ENGINE as RECORDED
-from rooftune.tuner.bench.vllm_sweep_data import cases
-from rooftune.tuner.bench.vllm_sweep_judge import Judged
 from rooftune.tuner.model.samples import join
 from rooftune.tuner.observe.rows import RequestRows, StepRows
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.result import RunResult
 from rooftune.tuner.sim.twin import simulate
-from rooftune.tuner.sim.workload import Traffic
-
+from rooftune.tuner.traffic.workload import Traffic
+from tests.bench.vllm_sweep import ENGINE as RECORDED
+from tests.bench.vllm_sweep_data import cases
+from tests.bench.vllm_sweep_judge import Judged
 from tests.ports.samples import state
 
 MODEL = StepModel(0.002, 1e-4, 0.004, 0.0, 1e-4, 0.0, 0.0)

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from rooftune.policies.outcomes import Outcomes
-from rooftune.tuner.bench.vllm_sweep import FITTED_RUN, bench, learn, replays, speed_of
-from rooftune.tuner.bench.vllm_sweep_data import Case, cases, outcomes_of, steps_of
-from rooftune.tuner.bench.vllm_sweep_judge import LATENCIES, SHARES, Judged, figures_of, judge, ranking
 from rooftune.tuner.sim.calibrate import Verdict, calibrate
+from tests.bench.vllm_sweep import FITTED_RUN, bench, learn, replays, speed_of
+from tests.bench.vllm_sweep_data import Case, cases, outcomes_of, steps_of
+from tests.bench.vllm_sweep_judge import LATENCIES, SHARES, Judged, figures_of, judge, ranking
 
 
 def test_figures_of_two_requests_by_hand() -> None:

@@ -4,6 +4,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import numpy as np
+
 from rooftune.policies.commands import COMMAND_GROUP
 from rooftune.tuner.cli.main import main
 

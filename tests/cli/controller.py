@@ -8,12 +8,11 @@ from rooftune.policies.commands import COMMAND_GROUP
 from rooftune.policies.guard import Action, Reason
 from rooftune.tuner.cli.main import main
 from rooftune.tuner.clock import ManualClock
-from rooftune.tuner.control.state import StateFile
-
+from rooftune.tuner.control.state.store import StateFile
 from tests.control.cycle_records import START_S, figures, hold, push, verify
 
 NAMES = ("run", "status", "history", "explain", "pause", "resume", "revert")
-POINTS = {name: EntryPoint(name, f"rooftune.tuner.cli.{name}:COMMAND", COMMAND_GROUP) for name in NAMES}
+POINTS = {name: EntryPoint(name, f"rooftune.tuner.cli.controller.{name}:COMMAND", COMMAND_GROUP) for name in NAMES}
 
 
 def rooftune(*words: object) -> int:

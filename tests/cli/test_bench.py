@@ -7,10 +7,10 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+
 from rooftune.policies.commands import BENCH_GROUP, Figure
 from rooftune.policies.errors import InputError
-from rooftune.tuner.bench.data import need_shared_data
-from rooftune.tuner.bench.frame import json_line, table
+from rooftune.tuner.bench.frame import json_line, need_shared_data, table
 from rooftune.tuner.cli import bench
 from rooftune.tuner.cli.main import main
 
@@ -32,7 +32,7 @@ def far(short: bool) -> Iterator[Figure]:
 @pytest.fixture
 def two_benches(monkeypatch: pytest.MonkeyPatch) -> None:
     points = {name: EntryPoint(name, f"{__name__}:{name}", BENCH_GROUP) for name in ("quick", "lame")}
-    monkeypatch.setattr(bench, "registered", lambda group: points)
+    monkeypatch.setattr(bench, "_benches", lambda: points)
 
 
 def test_figure_computes_its_ratio() -> None:
@@ -105,7 +105,7 @@ def test_a_bench_without_its_data_is_passed_over_aloud_unless_it_was_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     points = {name: EntryPoint(name, f"{__name__}:{name}", BENCH_GROUP) for name in ("far", "quick")}
-    monkeypatch.setattr(bench, "registered", lambda group: points)
+    monkeypatch.setattr(bench, "_benches", lambda: points)
     assert main(["bench", "--json"]) == 0
     said = capsys.readouterr()
     assert [json.loads(line)["name"] for line in said.out.splitlines()] == ["quick_s", "quick_steps"]
@@ -118,7 +118,7 @@ def test_a_bench_without_its_extra_is_passed_over_aloud_unless_it_was_asked_for(
 ) -> None:
     points = {"quick": EntryPoint("quick", f"{__name__}:quick", BENCH_GROUP)}
     points["gone"] = EntryPoint("gone", "no_such_library.bench:bench", BENCH_GROUP)
-    monkeypatch.setattr(bench, "registered", lambda group: points)
+    monkeypatch.setattr(bench, "_benches", lambda: points)
     assert main(["bench", "--json"]) == 0
     assert "bench gone: passed over" in capsys.readouterr().err
     assert main(["bench", "gone"]) == 2

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from rooftune.tuner.report.replay_record import CapacityRecord
 
+from rooftune.tuner.report.replays import CapacityRecord
 from tests.cli.commands import rooftune, write_mix
 
 TARGETS = ("--ttft-p99", "4s", "--gap-p99", "50ms")

@@ -14,17 +14,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from rooftune.policies.commands import COMMAND_GROUP
 from rooftune.policies.errors import InputError, RefusedError
 from rooftune.policies.guard import Action, Reason
 from rooftune.policies.request import Setting
-from rooftune.tuner.cli.demo_plan import DOCUMENT_EVERY, Bounds, Plan, Speed, bounds_of, plan_of, traffic_csv
-from rooftune.tuner.cli.demo_probe import speed_of
-from rooftune.tuner.cli.demo_story import Follower, asked_for, closing, happened, opening, settled, status
+from rooftune.tuner.cli.demo.plan import (
+    DOCUMENT_EVERY,
+    Bounds,
+    Plan,
+    Speed,
+    bounds_of,
+    plan_of,
+    speed_of,
+    traffic_csv,
+)
+from rooftune.tuner.cli.demo.story import Follower, asked_for, closing, happened, opening, settled, status
 from rooftune.tuner.cli.main import main
-from rooftune.tuner.control.face_log import outcome_fields
 from rooftune.tuner.control.outcome import CycleReason
-
+from rooftune.tuner.control.status.log import outcome_fields
 from tests.bench.test_children import gone
 from tests.control.cycle_records import figures, fit, hold, push, verify
 from tests.control.fake_window import MODEL, Ask, chat, run
@@ -202,7 +210,7 @@ def test_it_ends_with_everything_it_started(tmp_path: Path, kind: signal.Signals
 
 
 def test_a_second_demo_leaves_the_first_ones_folder_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    points = {"demo": EntryPoint("demo", "rooftune.tuner.cli.demo:COMMAND", COMMAND_GROUP)}
+    points = {"demo": EntryPoint("demo", "rooftune.tuner.cli.demo.command:COMMAND", COMMAND_GROUP)}
     (tmp_path / "token").write_text("of the first one")
     first = os.open(tmp_path, os.O_RDONLY)
     try:
@@ -219,7 +227,7 @@ def test_a_second_demo_leaves_the_first_ones_folder_alone(tmp_path: Path, capsys
 def test_bad_flags_are_one_line_and_start_nothing(
     words: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    points = {"demo": EntryPoint("demo", "rooftune.tuner.cli.demo:COMMAND", COMMAND_GROUP)}
+    points = {"demo": EntryPoint("demo", "rooftune.tuner.cli.demo.command:COMMAND", COMMAND_GROUP)}
     assert main(["demo", "--model", "fake:8b-2tbs", "--work", str(tmp_path), *words], points) == 2
     shown = capsys.readouterr()
     assert shown.err.count("\n") == 1 and named in shown.err and shown.out == ""

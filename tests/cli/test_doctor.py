@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from rooftune.policies import wire
 from rooftune.policies.commands import COMMAND_GROUP
-from rooftune.tuner.cli import doctor_engine
+from rooftune.tuner.cli.doctor import engine as doctor_engine
 from rooftune.tuner.cli.main import main
 from rooftune.tuner.control.outcome import SignalPart
-from rooftune.tuner.control.signals import Signal
-from rooftune.tuner.control.state import StateFile
+from rooftune.tuner.control.signals.find import Signal
+from rooftune.tuner.control.state.store import StateFile
 from rooftune.tuner.ports.base import PortError, PortFault
 from rooftune.tuner.ports.http import HttpPort
-
 from tests.control.cycle_records import hold
 from tests.engine.server_harness import HTTP, Live, live, soon
 from tests.ports.samples import state
@@ -26,7 +26,7 @@ from tests.ports.scripted import Script, answer, message, routes
 from tests.ports.test_vllm_discovery import vllm
 from tests.ports.test_vllm_env import HOOK_POINTS, Env
 
-POINTS = {"doctor": EntryPoint("doctor", "rooftune.tuner.cli.doctor:COMMAND", COMMAND_GROUP)}
+POINTS = {"doctor": EntryPoint("doctor", "rooftune.tuner.cli.doctor.command:COMMAND", COMMAND_GROUP)}
 TOKEN = "tuning-token-0123456789"
 
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from rooftune.policies.step_time import NAMED_MODELS
-from rooftune.tuner.cli.traffic_flags import read_draws
-from rooftune.tuner.model.draws import DRAWS
+from rooftune.tuner.cli.flags.traffic import read_draws
+from rooftune.tuner.model.intervals import DRAWS
 from rooftune.tuner.model.model_file import ModelFile, write_model_file
 
 MODEL = NAMED_MODELS["8b-2tbs"]

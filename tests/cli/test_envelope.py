@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from rooftune.policies.commands import COMMAND_GROUP
 from rooftune.tuner.cli.main import main
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from rooftune.policies.commands import COMMAND_GROUP
 from rooftune.policies.step_time import NAMED_MODELS, StepCost
-from rooftune.tuner.bench.knee_synthetic import make_steps
+from rooftune.tuner.bench.knee_fit import make_steps
 from rooftune.tuner.cli.main import main
+from rooftune.tuner.model.fit import seen_before
 from rooftune.tuner.model.model_file import load_step_model, read_model_file
 from rooftune.tuner.model.sample_file import write_steps
-from rooftune.tuner.model.warm import seen_before
-
 from tests.model.test_profile import write_profile
 
 TRUTH = NAMED_MODELS["8b-2tbs"]

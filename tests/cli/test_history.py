@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from rooftune.tuner.control import wishes
-from rooftune.tuner.control.outcome import CycleRecord
-from rooftune.tuner.control.state import StateFile
 
+from rooftune.tuner.control.outcome import CycleRecord
+from rooftune.tuner.control.state import operator as wishes
+from rooftune.tuner.control.state.store import StateFile
 from tests.cli.controller import filled, rooftune
 from tests.control.cycle_records import hold
 

@@ -11,12 +11,12 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+
 from rooftune.policies.commands import COMMAND_GROUP, EXIT_INTERRUPTED, Command
 from rooftune.policies.errors import InfeasibleError, InputError, UnreachableError
-from rooftune.tuner.cli.main import EXIT_DEFECT, main
-from rooftune.tuner.cli.registry import missing_extra
+from rooftune.tuner.cli.main import EXIT_DEFECT, main, missing_extra
 from rooftune.tuner.report.build import traffic_part
-from rooftune.tuner.sim.traces import load_traffic
+from rooftune.tuner.traffic.traces import load_traffic
 
 ERRORS: dict[str, BaseException | int] = {
     "done": 0,
@@ -301,7 +301,7 @@ sys.meta_path.insert(0, Press())
     [
         "rooftune.tuner.cli.main",
         "rooftune.policies.commands",
-        "rooftune.tuner.cli.registry",
+        "rooftune.tuner.cli.output",
         "rooftune.tuner.cli.simulate",
     ],
 )
@@ -313,8 +313,7 @@ def test_ctrl_c_while_modules_are_read_is_one_line(name: str) -> None:
 def test_an_ignored_ctrl_c_stays_ignored() -> None:
     done = _at_once(
         ["--version"],
-        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
-        + PRESSED.format(name="rooftune.tuner.cli.registry"),
+        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)" + PRESSED.format(name="rooftune.tuner.cli.main"),
     )
     assert done.returncode == 0 and done.stderr == ""
 

@@ -4,8 +4,9 @@ import io
 from pathlib import Path
 
 import pytest
-from rooftune.tuner.cli import progress
-from rooftune.tuner.cli.progress import COMPILING, Progress, twin_is_compiled, warm_twin
+
+from rooftune.tuner.cli import output as progress
+from rooftune.tuner.cli.output import COMPILING, Progress, twin_is_compiled, warm_twin
 
 
 class _Terminal(io.StringIO):

@@ -6,11 +6,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+
 from rooftune.policies.errors import InputError, UnreachableError
-from rooftune.tuner.cli.search_flags import check_storage
+from rooftune.tuner.cli.flags.search import check_storage
 from rooftune.tuner.record import record_from_json
 from rooftune.tuner.report.folder import report_files
-
 from tests.cli.commands import HEAD, rooftune, write_mix
 
 NAMES = {"index.html", "report.md", "report.json"}

@@ -4,13 +4,13 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+
 from rooftune.policies.commands import COMMAND_GROUP, Terminated
 from rooftune.tuner.cli import record_steps
 from rooftune.tuner.cli.main import main
 from rooftune.tuner.clock import ManualClock
 from rooftune.tuner.model.sample_file import read_steps
 from rooftune.tuner.observe.protocol import ProtocolReader
-
 from tests.observe.fake_port import FakePort, broken
 
 POINTS = {"record-steps": EntryPoint("record-steps", "rooftune.tuner.cli.record_steps:COMMAND", COMMAND_GROUP)}

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from rooftune.policies.commands import COMMAND_GROUP
 from rooftune.tuner.cli.main import main
 from rooftune.tuner.replay.result_file import ReplayResult, read_result
-
 from tests.replay.stub import DONE, Asked, begin, plain, stub_server, token, usage, whole
 
 POINTS = {"replay": EntryPoint("replay", "rooftune.tuner.cli.replay:COMMAND", COMMAND_GROUP)}

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rooftune.tuner.cli import run as run_command
+
+from rooftune.tuner.cli.controller import run as run_command
 from rooftune.tuner.clock import ManualClock
 from rooftune.tuner.config import Config, json_schema
-from rooftune.tuner.control.state import StateFile
-from rooftune.tuner.control.state_lock import FolderLock
-
+from rooftune.tuner.control.state.lock import FolderLock
+from rooftune.tuner.control.state.store import StateFile
 from tests.cli.controller import rooftune
 
 NOBODY = "http://127.0.0.1:9"  # the discard port: nothing listens there

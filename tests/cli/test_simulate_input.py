@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from rooftune.policies.errors import InputError
 from rooftune.tuner.sim.simulate_input import read_simulate_input
-
 from tests.cli.commands import rooftune, write_mix
 
 GAP = {"metric": "gap", "quantile": 0.99, "bound_s": 0.03}

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+
 from rooftune.policies.errors import InputError
 from rooftune.tuner.cli.sweep import parse_counts
-
 from tests.cli.commands import rooftune, write_mix
 
 BASE = ("--step-model", "8b-2tbs", "--ttft-p99", "4s", "--gap-p99", "50ms")

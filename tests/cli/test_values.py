@@ -1,8 +1,9 @@
 """Values as people write them."""
 
 import pytest
+
 from rooftune.policies.errors import InputError
-from rooftune.tuner.cli.values import (
+from rooftune.tuner.cli.flags.values import (
     parse_burst,
     parse_count,
     parse_duration,
@@ -13,8 +14,8 @@ from rooftune.tuner.cli.values import (
     parse_rate_scale,
     parse_share,
 )
-from rooftune.tuner.sim.lengths import Constant, Exponential, LogNormal, Uniform
-from rooftune.tuner.sim.reshape import Burst
+from rooftune.tuner.traffic.generate import Constant, Exponential, LogNormal, Uniform
+from rooftune.tuner.traffic.reshape import Burst
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from rooftune.policies import wire
 from rooftune.policies.errors import UnreachableError
-from rooftune.tuner.cli import face_client
+from rooftune.tuner.cli.controller import client as face_client
 from rooftune.tuner.clock import SystemClock
 from rooftune.tuner.config import TokenFile
-from rooftune.tuner.control import wishes
-from rooftune.tuner.control.face import Face
-from rooftune.tuner.control.face_log import EventLog
-from rooftune.tuner.control.face_view import About
-from rooftune.tuner.control.state import StateFile
-
+from rooftune.tuner.control.state import operator as wishes
+from rooftune.tuner.control.state.store import StateFile
+from rooftune.tuner.control.status.log import EventLog
+from rooftune.tuner.control.status.server import Face
+from rooftune.tuner.control.status.view import About
 from tests.cli.controller import rooftune
 from tests.control.cycle_records import push
 from tests.ports.samples import TAKEN, refusal

@@ -8,8 +8,9 @@ from typing import Any, get_args
 import pytest
 import yaml
 from pydantic import BaseModel
-from rooftune.policies.limits import GuardLimits
-from rooftune.policies.targets import PROFILES
+
+from rooftune.policies.guard import GuardLimits
+from rooftune.policies.slo import PROFILES
 from rooftune.policies.verify import RollbackThresholds
 from rooftune.tuner.config import (
     Config,

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+
 from rooftune.policies.errors import InputError
 from rooftune.tuner.config import Config, Override, load_config
 from rooftune.tuner.config.tree import parse_tree

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import PydanticCustomError
-from rooftune.policies.limits import WEEK_MINUTES
-from rooftune.tuner.cli.values import parse_duration
+
+from rooftune.policies.guard import WEEK_MINUTES
+from rooftune.tuner.cli.flags.values import parse_duration
 from rooftune.tuner.clock import MAX_DURATION_S, UNIT_S
 from rooftune.tuner.config.values import DAYS, duration_s, is_loopback, split_listen, week_spans
 

@@ -18,7 +18,7 @@ TUNER_LAYERS: tuple[tuple[str, ...], ...] = (
     ("control", "report"),
     ("search", "replay"),
     ("observe", "ports", "sim"),
-    ("model",),
+    ("model", "traffic"),
     ("config", "record"),
     ("clock", "files"),
 )

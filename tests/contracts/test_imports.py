@@ -78,7 +78,7 @@ ALLOWED = [
     ),
     (
         "rooftune.tuner.sim.kernel",
-        "import numba\nfrom rooftune.tuner.sim.workload import Traffic\nfrom rooftune.tuner.model.fit import Fit",
+        "import numba\nfrom rooftune.tuner.traffic.workload import Traffic\nfrom rooftune.tuner.model.fit import Fit",
     ),
     (
         "rooftune.engine.torch.runner",

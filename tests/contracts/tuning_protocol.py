@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 import pytest
+
 from rooftune.policies import wire
 from rooftune.policies.envelope import KNOB_NAMES
 

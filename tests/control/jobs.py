@@ -6,11 +6,11 @@ from typing import Any
 from rooftune.policies.request import Boot, Setting
 from rooftune.policies.step_time import NAMED_MODELS, StepModel
 from rooftune.tuner.bench.search_speed import window_part_of
-from rooftune.tuner.control.job import Answer, EngineFacts, Job, TargetRow, WindowPart
+from rooftune.tuner.control.searcher.job import Answer, EngineFacts, Job, TargetRow, WindowPart
 from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.sim.generate import document_mix
 from rooftune.tuner.sim.twin import simulate
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.traffic.generate import document_mix
+from rooftune.tuner.traffic.workload import Traffic
 
 MODEL = NAMED_MODELS["8b-2tbs"]
 BASE = Setting(2048, max_running=128)
@@ -59,7 +59,7 @@ class InlineSearcher:
 
     def answer(self) -> Answer | None:
         # Only here: who imports this module for its jobs need not load the twin's search.
-        from rooftune.tuner.control.child_run import run_job
+        from rooftune.tuner.control.searcher.run import run_job
 
         if self.waiting is None:
             return None

@@ -12,19 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from rooftune.policies.errors import RefusedError
 from rooftune.policies.guard import Action
 from rooftune.tuner.clock import ManualClock
 from rooftune.tuner.config import Config, load_config
-from rooftune.tuner.control.assemble import Stop, may_be_there, run_controller, turn
-from rooftune.tuner.control.decide_stage import Verdict
-from rooftune.tuner.control.draft import Draft
-from rooftune.tuner.control.live_report import report_of
-from rooftune.tuner.control.loop import Controller
+from rooftune.tuner.control.assemble import Stop, line_of, may_be_there, run_controller, turn
+from rooftune.tuner.control.cycle.decide import Verdict
+from rooftune.tuner.control.cycle.draft import Draft
+from rooftune.tuner.control.cycle.loop import Controller
+from rooftune.tuner.control.explain.report import report_of
 from rooftune.tuner.control.outcome import CycleReason
-from rooftune.tuner.control.state import StateFile
-from rooftune.tuner.control.told import line_of
-
+from rooftune.tuner.control.state.store import StateFile
 from tests.control.doubles import proposes, rig
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
+
 from rooftune.policies import wire
 from rooftune.policies.guard import Reason
-from rooftune.tuner.control import wishes
 from rooftune.tuner.control.outcome import Stage
+from rooftune.tuner.control.state import operator as wishes
 from rooftune.tuner.ports.base import PortError, PortFault
-
 from tests.control.doubles import Rig, options, proposes, rig
 
 NO = wire.RevertRequest(actor="bob", reason="no", block=True)

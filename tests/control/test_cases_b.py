@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 import pytest
+
 from rooftune.policies import wire
 from rooftune.policies.guard import Action, Reason
-from rooftune.policies.targets import Slo, Target
-from rooftune.tuner.control import wishes
+from rooftune.policies.slo import Slo, Target
 from rooftune.tuner.control.outcome import CycleReason, CycleRecord
-from rooftune.tuner.control.signals_codes import Signal
+from rooftune.tuner.control.signals.codes import Signal
+from rooftune.tuner.control.state import operator as wishes
 from rooftune.tuner.observe.protocol import ProtocolReader
-
 from tests.control.doubles import BOLD, Rig, options, proposes, rig
 from tests.control.live import BOOT, LiveEngine, Traffic
 from tests.observe.fake_port import FakePort

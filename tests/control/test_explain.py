@@ -1,12 +1,20 @@
 """``explain``: five plain lines from the record alone, for every code that there is."""
 
 import pytest
+
 from rooftune.policies.guard import Action, Reason
 from rooftune.policies.request import Setting
-from rooftune.tuner.control.explain import LINES, explain, knobs, seconds, share
-from rooftune.tuner.control.explain_words import BEFORE_GUARD, MEANING, NEXT
+from rooftune.tuner.control.explain.explain import (
+    BEFORE_GUARD,
+    LINES,
+    MEANING,
+    NEXT,
+    explain,
+    knobs,
+    seconds,
+    share,
+)
 from rooftune.tuner.control.outcome import CycleReason, CycleRecord, SignalPart
-
 from tests.control.cycle_records import figures, fit, hold, proposal, push, twin, verify
 
 CODES = [*Reason, *CycleReason]

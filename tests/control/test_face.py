@@ -12,18 +12,17 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+
 from rooftune.policies.errors import InputError
 from rooftune.policies.guard import Action, Reason
 from rooftune.tuner.clock import ManualClock
 from rooftune.tuner.config import Config, EngineSection, TokenFile
-from rooftune.tuner.control import wishes
-from rooftune.tuner.control.face import Face
-from rooftune.tuner.control.face_http import MAX_BODY_BYTES, MOST_CONNECTIONS
-from rooftune.tuner.control.face_log import EventLog
-from rooftune.tuner.control.face_view import About
 from rooftune.tuner.control.outcome import CycleReason, SignalPart
-from rooftune.tuner.control.state import StateFile
-
+from rooftune.tuner.control.state import operator as wishes
+from rooftune.tuner.control.state.store import StateFile
+from rooftune.tuner.control.status.log import EventLog
+from rooftune.tuner.control.status.server import MAX_BODY_BYTES, MOST_CONNECTIONS, Face
+from rooftune.tuner.control.status.view import About
 from tests.control.cycle_records import hold, proposal, push, twin, verify
 
 TOKEN = "t" * 20

@@ -7,10 +7,10 @@ import shlex
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rooftune.policies.guard import Action, Reason
-from rooftune.tuner.control.face_log import EventLog, Level, level_of, outcome_fields, render
-from rooftune.tuner.control.outcome import CycleReason
 
+from rooftune.policies.guard import Action, Reason
+from rooftune.tuner.control.outcome import CycleReason
+from rooftune.tuner.control.status.log import EventLog, Level, level_of, outcome_fields, render
 from tests.control.cycle_records import hold, push, verify
 
 

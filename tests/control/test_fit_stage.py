@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from rooftune.tuner.control.fit_stage import Learner, checked_fit, noise_pairs
+
+from rooftune.tuner.control.cycle.fit import Learner, checked_fit, noise_pairs
 from rooftune.tuner.model.fit import fit_steps
 from rooftune.tuner.model.reservoir import stratum_of
 from rooftune.tuner.model.roofline import FitCode, FitRefused, predict
 from rooftune.tuner.observe.rows import StepRows
-
 from tests.control.doubles import MemoryStore
 from tests.control.live import SLOW, LiveEngine
 

@@ -13,16 +13,16 @@ from itertools import count, product
 
 import numpy as np
 import pytest
+
 from rooftune.policies import wire
 from rooftune.policies.guard import GuardLimits
 from rooftune.policies.quantiles import quantile
 from rooftune.policies.request import Setting
-from rooftune.policies.targets import Slo, Target
+from rooftune.policies.slo import Slo, Target
 from rooftune.tuner.bench.live_gain_plan import Listed, Sizes, at_once, best_of, listed, ratio_interval
-from rooftune.tuner.control.child_run import run_job
 from rooftune.tuner.control.outcome import CycleRecord
+from rooftune.tuner.control.searcher.run import run_job
 from rooftune.tuner.observe.rows import FINISHED, BoolArray, FloatArray, RequestRows
-
 from tests.control.doubles import Rig, options, rig
 from tests.control.live import BOOT, LiveEngine, Traffic
 

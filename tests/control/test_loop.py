@@ -6,22 +6,21 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from rooftune.policies import wire
 from rooftune.policies.guard import Action, GuardLimits, Reason
 from rooftune.policies.request import Setting
-from rooftune.policies.targets import Condition, Override, Slo, Target
+from rooftune.policies.slo import Condition, Override, Slo, Target
 from rooftune.policies.verify import RollbackThresholds
-from rooftune.tuner.control import wishes
-from rooftune.tuner.control.child_window import engine_of
-from rooftune.tuner.control.job import Answer, Job, WorkerError, WorkerFault
-from rooftune.tuner.control.memory import KEY, Memory, remember
+from rooftune.tuner.control.cycle.observe import beyond
+from rooftune.tuner.control.memory import KEY, Memory, Trust, remember
 from rooftune.tuner.control.outcome import CycleReason, CycleRecord, Stage
-from rooftune.tuner.control.signals_codes import Signal
-from rooftune.tuner.control.standing import beyond
-from rooftune.tuner.control.trust import Trust
-from rooftune.tuner.model.draws import DRAWS
+from rooftune.tuner.control.searcher.job import Answer, Job, WorkerError, WorkerFault
+from rooftune.tuner.control.searcher.window import engine_of
+from rooftune.tuner.control.signals.codes import Signal
+from rooftune.tuner.control.state import operator as wishes
 from rooftune.tuner.model.drift import Drift
-
+from rooftune.tuner.model.intervals import DRAWS
 from tests.control.doubles import BOLD, SLO, MemoryStore, Rig, answer_of, options, proposes, rig
 from tests.control.live import BOOT, LiveClock, LiveEngine, Traffic
 
@@ -654,7 +653,7 @@ def test_the_search_hears_of_targets_that_hold_for_some_requests_only() -> None:
     slo = Slo(SLO.targets, (Override(Condition(min_prompt_tokens=2000), (Target("ttft", 20.0, 0.99),)),))
     run = rig(proposes(verdict="keep"), options=options(slo=slo, search_requests=20))
     run.run(2)
-    from rooftune.tuner.control.child_window import slo_of  # the child's side: it must make the same of it
+    from rooftune.tuner.control.searcher.window import slo_of
 
     assert slo_of(run.searcher.jobs[0]) == slo
 

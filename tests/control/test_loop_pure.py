@@ -9,30 +9,41 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from rooftune.policies import wire
 from rooftune.policies.envelope import Envelope, KnobBound, Mode
 from rooftune.policies.errors import InputError
 from rooftune.policies.guard import Action, Reason
 from rooftune.policies.request import DEADLINE, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
+from rooftune.policies.slo import Condition, Override, Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS
-from rooftune.policies.targets import Condition, Override, Slo, Target
 from rooftune.tuner.clock import ManualClock
 from rooftune.tuner.control.canonical import canonical
-from rooftune.tuner.control.decide_stage import Verdict
-from rooftune.tuner.control.draft import Draft
-from rooftune.tuner.control.effects import near, proven, refuted, still_told, without_effect
-from rooftune.tuner.control.exploration import Account, measured_cost_slo_s, predicted_cost_slo_s
-from rooftune.tuner.control.figures import judgeable
-from rooftune.tuner.control.matched import Side, compare, overdue
-from rooftune.tuner.control.memory import Kept, Memory, Traffic, Tried, knobs_of, recall, remember
-from rooftune.tuner.control.observe_stage import Seen
-from rooftune.tuner.control.propose_stage import draws_of, effective
-from rooftune.tuner.control.push_stage import push_request
-from rooftune.tuner.control.traffic import alike, traffic_of
-from rooftune.tuner.control.trust import LEAST_RATIO, MOST_RATIO, Trust, region
-from rooftune.tuner.model.draws import DRAWS
+from rooftune.tuner.control.cycle.decide import Verdict
+from rooftune.tuner.control.cycle.draft import Draft
+from rooftune.tuner.control.cycle.harm import Account, measured_cost_slo_s, predicted_cost_slo_s
+from rooftune.tuner.control.cycle.learned import near, proven, refuted, still_told, without_effect
+from rooftune.tuner.control.cycle.matched import Side, compare, judgeable, overdue
+from rooftune.tuner.control.cycle.observe import Seen
+from rooftune.tuner.control.cycle.propose import draws_of, effective
+from rooftune.tuner.control.cycle.push import push_request
+from rooftune.tuner.control.memory import (
+    LEAST_RATIO,
+    MOST_RATIO,
+    Kept,
+    Memory,
+    Traffic,
+    Tried,
+    Trust,
+    alike,
+    knobs_of,
+    recall,
+    region,
+    remember,
+    traffic_of,
+)
+from rooftune.tuner.model.intervals import DRAWS
 from rooftune.tuner.observe.rows import RequestRows
-
 from tests.control.cycle_records import fit
 from tests.control.doubles import MemoryStore
 from tests.control.live import Traffic as LiveTraffic

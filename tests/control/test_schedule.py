@@ -6,10 +6,11 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rooftune.policies.errors import InputError
-from rooftune.policies.limits import WEEK_MINUTES
+from rooftune.policies.guard import WEEK_MINUTES
 from rooftune.tuner.config.values import week_spans
-from rooftune.tuner.control.schedule import day, hour_of_day, minute_of_week
+from rooftune.tuner.control.options import day, hour_of_day, minute_of_week
 
 BERLIN, NEW_YORK, KATHMANDU = (ZoneInfo(name) for name in ("Europe/Berlin", "America/New_York", "Asia/Kathmandu"))
 

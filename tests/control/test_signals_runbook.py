@@ -8,11 +8,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from rooftune.policies import wire
 from rooftune.policies.guard import Reason
 from rooftune.tuner.control.outcome import CycleReason
-from rooftune.tuner.control.signals import Signal
-
+from rooftune.tuner.control.signals.find import Signal
 from tests.engine.server_harness import HTTP, live
 
 RUNBOOK = (Path(__file__).resolve().parents[2] / "deploy" / "runbook.md").read_text()

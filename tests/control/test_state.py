@@ -9,15 +9,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+
 from rooftune.policies.errors import InputError, RefusedError
 from rooftune.policies.guard import Action, Reason
 from rooftune.tuner.clock import ManualClock
 from rooftune.tuner.config import RetentionSection
-from rooftune.tuner.control import wishes
-from rooftune.tuner.control.parts import Store
-from rooftune.tuner.control.state import PRUNE_ROWS, StateFile, StoreError, StoreFault, holder
-from rooftune.tuner.control.state_file import STATE_FILE
-
+from rooftune.tuner.control.cycle.ports import Store
+from rooftune.tuner.control.state import operator as wishes
+from rooftune.tuner.control.state.file import STATE_FILE
+from rooftune.tuner.control.state.store import PRUNE_ROWS, StateFile, StoreError, StoreFault, holder
 from tests.control.cycle_records import START_S, fit, hold, push, verify
 
 
@@ -108,7 +108,7 @@ def test_the_second_controller_on_a_folder_is_told_who_has_it(tmp_path: Path) ->
     clock = ManualClock()
     code = (
         "import sys, pathlib; from rooftune.tuner.clock import SystemClock\n"
-        "from rooftune.tuner.control.state_lock import FolderLock\n"
+        "from rooftune.tuner.control.state.lock import FolderLock\n"
         "lock = FolderLock.take(pathlib.Path(sys.argv[1]), SystemClock()); print('held', flush=True); sys.stdin.read()"
     )
     child = subprocess.Popen(
@@ -235,7 +235,7 @@ def test_a_write_that_the_system_cuts_short_leaves_the_file_whole(tmp_path: Path
         "import pathlib, resource, signal, sys\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "from tests.control.cycle_records import push\n"
-        "from rooftune.tuner.control.state import StateFile, StoreError\n"
+        "from rooftune.tuner.control.state.store import StateFile, StoreError\n"
         "state = StateFile.own(pathlib.Path(sys.argv[1]))\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))\n"
         "try:\n"

@@ -11,18 +11,18 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from rooftune.tuner.clock import ManualClock
-from rooftune.tuner.control import wishes
-from rooftune.tuner.control.state import StateFile, StoreError, StoreFault
-from rooftune.tuner.control.state_file import STATE_FILE
 
+from rooftune.tuner.clock import ManualClock
+from rooftune.tuner.control.state import operator as wishes
+from rooftune.tuner.control.state.file import STATE_FILE
+from rooftune.tuner.control.state.store import StateFile, StoreError, StoreFault
 from tests.control.cycle_records import START_S, push
 
 WRITER = """
 import pathlib, sys
 from tests.control.cycle_records import START_S, push
 from rooftune.tuner.clock import ManualClock
-from rooftune.tuner.control.state import StateFile
+from rooftune.tuner.control.state.store import StateFile
 state = StateFile.own(pathlib.Path(sys.argv[1]), clock=ManualClock(wall_s=START_S))
 print("ready", flush=True)
 while True:

@@ -5,15 +5,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from rooftune.engine.step import StepBatch
 from rooftune.policies import wire
 from rooftune.policies.guard import Reason
 from rooftune.policies.verify import RollbackThresholds
-from rooftune.tuner.control import observe_stage
-from rooftune.tuner.control.harm import rising
+from rooftune.tuner.control.cycle import observe as observe_stage
+from rooftune.tuner.control.cycle.harm import rising
 from rooftune.tuner.control.outcome import CycleReason
 from rooftune.tuner.observe.rows import ABORTED, FINISHED, IntArray
-
 from tests.control.doubles import BOLD, Rig, options, proposes, rig
 from tests.control.test_loop import BOOT, FITTING, memory_of, pushed, reverted
 

@@ -4,15 +4,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
-from rooftune.policies.guard import Action
-from rooftune.policies.targets import Slo, Target
-from rooftune.policies.verify import Judgement, Verdict, VerdictReason
-from rooftune.tuner.control import judgement
-from rooftune.tuner.control.matched import Matched
-from rooftune.tuner.control.memory import Trial
-from rooftune.tuner.control.verify_stage import Checked
-from rooftune.tuner.control.way import Way
 
+from rooftune.policies.guard import Action
+from rooftune.policies.slo import Slo, Target
+from rooftune.policies.verify import Judgement, Verdict, VerdictReason
+from rooftune.tuner.control.cycle import judge as judgement
+from rooftune.tuner.control.cycle.matched import Matched
+from rooftune.tuner.control.cycle.verify import Checked
+from rooftune.tuner.control.memory import Trial, Way
 from tests.control.doubles import BOLD, Rig, answer_of, options, rig
 from tests.control.test_loop import BOOT, memory_of, pushed, reverted
 

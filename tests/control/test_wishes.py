@@ -5,8 +5,9 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from rooftune.tuner.control import wishes
-from rooftune.tuner.control.state import StateFile, StoreError
+
+from rooftune.tuner.control.state import operator as wishes
+from rooftune.tuner.control.state.store import StateFile, StoreError
 
 
 @pytest.fixture

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from rooftune.policies.errors import InputError, RooftuneError, UnreachableError
 from rooftune.policies.request import Setting
-from rooftune.tuner.control.child_judge import twin_part
-from rooftune.tuner.control.child_window import (
+from rooftune.tuner.control.searcher.job import Answer, Job, LiveTrial, TargetRow, WindowPart
+from rooftune.tuner.control.searcher.run import twin_part
+from rooftune.tuner.control.searcher.window import (
     compared,
     engine_of,
     model_of,
@@ -17,12 +19,10 @@ from rooftune.tuner.control.child_window import (
     slo_of,
     traffic_of,
 )
-from rooftune.tuner.control.job import Answer, Job, LiveTrial, TargetRow, WindowPart
 from rooftune.tuner.search import archive
 from rooftune.tuner.search.archive import Archive
-from rooftune.tuner.sim.residuals import noise_from_steps
+from rooftune.tuner.sim.noise import noise_from_steps
 from rooftune.tuner.sim.twin import simulate
-
 from tests.control.jobs import BASE, BOUNDS, MODEL, TARGETS, InlineSearcher, job, mix, window
 
 pytestmark = pytest.mark.slow

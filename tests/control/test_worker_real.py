@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rooftune.tuner.control.job import WorkerError, WorkerFault
-from rooftune.tuner.control.worker import ChildSearcher, Limits
 
+from rooftune.tuner.control.searcher.job import WorkerError, WorkerFault
+from rooftune.tuner.control.searcher.worker import ChildSearcher, Limits
 from tests.control.jobs import InlineSearcher, job, mix
 from tests.control.test_worker import gone, wait
 
@@ -94,7 +94,7 @@ def test_it_gives_up_by_itself_when_nobody_looks() -> None:
 _PARENT = """
 import sys, time
 from tests.control.jobs import job, mix
-from rooftune.tuner.control.worker import ChildSearcher
+from rooftune.tuner.control.searcher.worker import ChildSearcher
 searcher = ChildSearcher()
 searcher.ask(job(mix(span_s=300.0), trials=1000))
 while searcher.stage != "search":

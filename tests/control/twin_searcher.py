@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 
-from rooftune.tuner.control.job import Answer, Job
-
+from rooftune.tuner.control.searcher.job import Answer, Job
 from tests.control.doubles import Rig, Scripted, rig
 
 
 def searching() -> Callable[[Job], Answer]:
     """Replies as the child would."""
-    from rooftune.tuner.control.child_run import run_job  # numba, only where a test asks for it
+    from rooftune.tuner.control.searcher.run import run_job
 
     return lambda job: run_job(job, lambda stage, done, total: None, lambda: 0.0)
 

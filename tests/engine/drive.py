@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+
 from rooftune.engine.fake import VOCAB_TOKENS, FakeRunner, ManualClock
 from rooftune.engine.interface import GenerationRequest, TokenEvent, TooLong
 from rooftune.engine.options import EngineOptions
@@ -12,8 +13,7 @@ from rooftune.engine.step import Sampling, StepBatch
 from rooftune.policies import wire
 from rooftune.policies.request import Setting
 from rooftune.policies.step_time import StepCost, StepModel, priced
-from rooftune.tuner.sim.workload import Traffic
-
+from rooftune.tuner.traffic.workload import Traffic
 from tests.twin.random_runs import Run
 
 PRIVATE = VOCAB_TOKENS // 4  # prompt tokens from here on belong to one request alone

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+
 from rooftune.engine.metrics import Metrics
 from rooftune.engine.options import EngineOptions
 from rooftune.engine.running import RunningEngine
-from rooftune.engine.server import private_app, public_app
-from rooftune.engine.server_auth import SecretFile
-from rooftune.engine.server_bytes import ByteTokenizer
-from rooftune.engine.server_limits import Limits
-from rooftune.engine.server_openai import Service
-from rooftune.engine.server_prompt import Served
-from rooftune.engine.server_run import Listener, bind_tcp, serve
-from rooftune.engine.server_text import Tokenizer
+from rooftune.engine.server.app import private_app, public_app
+from rooftune.engine.server.limits import Limits
+from rooftune.engine.server.openai import Service
+from rooftune.engine.server.request import Served, Tokenizer
+from rooftune.engine.server.run import Listener, bind_tcp, serve
+from rooftune.engine.server.stream import ByteTokenizer
+from rooftune.engine.server.tuning import SecretFile
 from rooftune.engine.step import ModelFacts, StepBatch
 from rooftune.policies.request import Setting
 

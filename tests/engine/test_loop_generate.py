@@ -11,11 +11,11 @@ pytest.importorskip("torch", reason="needs torch (make engine-env)")
 
 from hypothesis import given, settings  # noqa: E402 - after the check for torch, as all below
 from hypothesis import strategies as st  # noqa: E402
+
 from rooftune.engine.interface import FinishReason  # noqa: E402
 from rooftune.engine.options import EngineOptions  # noqa: E402
 from rooftune.engine.running import RunningEngine  # noqa: E402
 from rooftune.policies.request import Setting  # noqa: E402
-
 from tests.engine import tiny  # noqa: E402
 from tests.engine.loop_harness import Callers, check_nothing_left, push  # noqa: E402
 

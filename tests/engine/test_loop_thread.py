@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import count, pairwise
 
 import pytest
+
 from rooftune.engine.fake import FAKE_FACTS, FakeRunner
 from rooftune.engine.interface import Engine, FinishReason, RejectReason, Stopping
 from rooftune.engine.options import EngineOptions
@@ -14,7 +15,6 @@ from rooftune.engine.step import StepBatch
 from rooftune.policies import wire
 from rooftune.policies.errors import RooftuneError
 from rooftune.policies.request import Setting
-
 from tests.engine.loop_harness import Callers, check_nothing_left, push
 
 LONG_S = 60.0  # never waited for, unless something is broken

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from rooftune.engine import metrics_names as names
+
+from rooftune.engine import metrics as names
 from rooftune.engine.fake import FakeRunner, ManualClock
 from rooftune.engine.interface import FinishReason, GenerationRequest, RejectReason, TooLong
-from rooftune.engine.metrics import Metrics
-from rooftune.engine.metrics_series import Histogram
+from rooftune.engine.metrics import Histogram, Metrics
 from rooftune.engine.options import EngineOptions
 from rooftune.engine.running import RunningEngine
 from rooftune.policies import wire

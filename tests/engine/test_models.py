@@ -10,16 +10,15 @@ pytestmark = pytest.mark.engine
 pytest.importorskip("torch", reason="needs torch (make engine-env)")
 
 import torch  # noqa: E402 - after the check for torch, as all below
-from rooftune.engine.models import catalog  # noqa: E402
-from rooftune.engine.step import Segment, StepBatch  # noqa: E402
-from rooftune.engine.torch import memory  # noqa: E402
-from rooftune.engine.torch.get_model import get_model  # noqa: E402
-from rooftune.engine.torch.load import choose_device, choose_dtype, load_runner, load_tokenizer  # noqa: E402
-from rooftune.engine.torch.make_model import make_model  # noqa: E402
-from rooftune.engine.torch.packed import PackedLinear, can_pack  # noqa: E402
-from rooftune.engine.torch.tokenizer import ModelTokenizer  # noqa: E402
-from rooftune.policies.errors import InfeasibleError, InputError  # noqa: E402
 
+from rooftune.engine import catalog  # noqa: E402
+from rooftune.engine.step import Segment, StepBatch  # noqa: E402
+from rooftune.engine.torch import load as memory  # noqa: E402
+from rooftune.engine.torch.get_model import get_model  # noqa: E402
+from rooftune.engine.torch.linear import PackedLinear, can_pack  # noqa: E402
+from rooftune.engine.torch.load import ModelTokenizer, choose_device, choose_dtype, load_runner, load_tokenizer  # noqa: E402
+from rooftune.engine.torch.make_model import make_model  # noqa: E402
+from rooftune.policies.errors import InfeasibleError, InputError  # noqa: E402
 from tests.engine.server_harness import soon  # noqa: E402
 
 TEXT = "The capital of France?\n  Zwölf Boxkämpfer, 東京 and 😀.\n"

@@ -11,17 +11,16 @@ import numpy as np  # noqa: E402 - after the check for torch, as all below
 import torch  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+
 from rooftune.engine.options import EngineOptions  # noqa: E402
 from rooftune.engine.running import RunningEngine  # noqa: E402
 from rooftune.engine.step import Sampling, Segment, StepBatch  # noqa: E402
 from rooftune.engine.torch import groups  # noqa: E402
-from rooftune.engine.torch.geometry import Reads, StepGeometry  # noqa: E402
+from rooftune.engine.torch.geometry import CausalMasks, Reads, StepGeometry  # noqa: E402
 from rooftune.engine.torch.groups import GrowingGroups  # noqa: E402
 from rooftune.engine.torch.kv_store import KvStore  # noqa: E402
-from rooftune.engine.torch.masks import CausalMasks  # noqa: E402
 from rooftune.engine.torch.runner import TorchRunner  # noqa: E402
 from rooftune.policies.request import Setting  # noqa: E402
-
 from tests.engine import tiny  # noqa: E402
 from tests.engine.loop_harness import Callers, push  # noqa: E402
 

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+
 from rooftune.engine.fake import ManualClock
 from rooftune.engine.interface import ChangeKind
 from rooftune.engine.protocol import ANSWER_ROWS, About, Ring, TuningDesk
@@ -15,7 +16,6 @@ from rooftune.policies.envelope import Envelope, full_bounds
 from rooftune.policies.errors import InputError
 from rooftune.policies.lease import boot_book
 from rooftune.policies.request import Setting
-
 from tests.contracts.tuning_protocol import TuningProtocolContract, in_force
 from tests.engine.loop_harness import BOOT, Callers, check_nothing_left, engine, push
 from tests.engine.random_pushes import random_push

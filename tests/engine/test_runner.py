@@ -8,11 +8,11 @@ pytestmark = pytest.mark.engine
 pytest.importorskip("torch", reason="needs torch (make engine-env)")
 
 import torch  # noqa: E402 - after the check for torch, as all below
+
 from rooftune.engine.step import Sampling, Segment, StepBatch  # noqa: E402
 from rooftune.engine.torch import attention  # noqa: E402
 from rooftune.engine.torch.sampling import all_finite, greedy, sample, uniform  # noqa: E402
 from rooftune.policies.errors import InputError  # noqa: E402
-
 from tests.engine import tiny  # noqa: E402
 from tests.engine.harness import RandomSchedule, Request  # noqa: E402
 

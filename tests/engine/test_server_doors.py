@@ -4,7 +4,8 @@ import socket
 from pathlib import Path
 
 import pytest
-from rooftune.engine.server_run import bind_tcp, bind_unix
+
+from rooftune.engine.server.run import bind_tcp, bind_unix
 from rooftune.policies.errors import InputError
 
 

@@ -9,8 +9,8 @@ import time
 
 import httpx
 import pytest
-from rooftune.engine import server_run
 
+from rooftune.engine.server import run as server_run
 from tests.engine.server_harness import HTTP, HeldTokenizer, LetterRunner, Live, letters, live, soon
 
 pytestmark = pytest.mark.slow

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from rooftune.policies import wire
 
+from rooftune.policies import wire
 from tests.system.test_serve_fake import serving, url
 
 pytestmark = pytest.mark.slow

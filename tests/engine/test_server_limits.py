@@ -11,10 +11,10 @@ import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rooftune.engine.server_bytes import ByteTokenizer
-from rooftune.engine.server_limits import Limits
-from rooftune.policies.errors import InputError
 
+from rooftune.engine.server.limits import Limits
+from rooftune.engine.server.stream import ByteTokenizer
+from rooftune.policies.errors import InputError
 from tests.engine.server_harness import HTTP, MODEL, LetterRunner, Live, letters, live, soon
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
-from rooftune.engine.server_patience import ImpatientProtocol
 
+from rooftune.engine.server.limits import ImpatientProtocol
 from tests.engine.server_harness import MODEL, LetterRunner, Live, letters, live
 
 pytestmark = pytest.mark.slow  # they wait

@@ -8,11 +8,11 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rooftune.engine.interface import RejectReason
-from rooftune.engine.server_bytes import ByteTokenizer
-from rooftune.engine.server_limits import Limits
-from rooftune.engine.server_prompt import encode_within
 
+from rooftune.engine.interface import RejectReason
+from rooftune.engine.server.limits import Limits
+from rooftune.engine.server.request import encode_within
+from rooftune.engine.server.stream import ByteTokenizer
 from tests.engine.server_harness import HTTP, MODEL, HeldTokenizer, Live, live, soon
 
 PATH = "/v1/completions"

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rooftune.engine.server_bytes import ByteTokenizer
-from rooftune.engine.server_text import UNFINISHED, Detokenizer, StopStrings
+
+from rooftune.engine.server.stream import UNFINISHED, ByteTokenizer, Detokenizer, StopStrings
 
 BYTES = ByteTokenizer(1000)
 

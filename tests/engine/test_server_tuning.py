@@ -11,9 +11,9 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from rooftune.engine.step import StepBatch
 from rooftune.policies import wire
-
 from tests.engine.server_harness import HTTP, LetterRunner, Live, letters, live, soon
 
 pytestmark = pytest.mark.slow

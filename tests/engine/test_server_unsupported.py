@@ -6,10 +6,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from rooftune.engine import server_unsupported
-from rooftune.engine.server_fields import ROLES
-from rooftune.engine.server_request import STREAM_OPTIONS
 
+from rooftune.engine.server import fields as server_unsupported
+from rooftune.engine.server.fields import ROLES
+from rooftune.engine.server.request import STREAM_OPTIONS
 from tests.engine.server_harness import HTTP, Live, live
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

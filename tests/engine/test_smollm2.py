@@ -10,14 +10,14 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 pytest.importorskip("torch", reason="needs torch (make engine-env)")
 
 import torch  # noqa: E402 - after the check for torch, as all below
+from transformers import AutoModelForCausalLM, PreTrainedModel  # noqa: E402
+
 from rooftune.engine.interface import FinishReason  # noqa: E402
 from rooftune.engine.options import EngineOptions  # noqa: E402
 from rooftune.engine.running import RunningEngine  # noqa: E402
 from rooftune.engine.torch.get_model import get_model  # noqa: E402
 from rooftune.engine.torch.load import load_runner, load_tokenizer  # noqa: E402
 from rooftune.policies.request import Setting  # noqa: E402
-from transformers import AutoModelForCausalLM, PreTrainedModel  # noqa: E402
-
 from tests.engine.harness import RandomSchedule, Request  # noqa: E402
 from tests.engine.loop_harness import Callers, check_nothing_left, push  # noqa: E402
 from tests.engine.tiny import generated  # noqa: E402

@@ -5,8 +5,6 @@ from copy import deepcopy
 from functools import cache
 
 import torch
-from rooftune.engine.torch.load import make_runner
-from rooftune.engine.torch.runner import TorchRunner
 from transformers import (
     LlamaConfig,
     MistralConfig,
@@ -16,6 +14,9 @@ from transformers import (
     Qwen3Config,
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+from rooftune.engine.torch.load import make_runner
+from rooftune.engine.torch.runner import TorchRunner
 
 VOCABULARY = 211
 # `make gpu-check` runs the equality tests on a card.

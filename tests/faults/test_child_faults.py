@@ -5,11 +5,11 @@ import signal
 import time
 
 import pytest
-from rooftune.policies.guard import Action
-from rooftune.tuner.control.job import Answer, Job, WorkerError, WorkerFault
-from rooftune.tuner.control.outcome import CycleReason
-from rooftune.tuner.control.worker import ChildSearcher, Limits
 
+from rooftune.policies.guard import Action
+from rooftune.tuner.control.outcome import CycleReason
+from rooftune.tuner.control.searcher.job import Answer, Job, WorkerError, WorkerFault
+from rooftune.tuner.control.searcher.worker import ChildSearcher, Limits
 from tests.control.doubles import Rig, answer_of, options, proposes, rig
 
 QUICK = options(search_requests=20, search_every_s=30.0)

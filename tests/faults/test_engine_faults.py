@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from rooftune.policies import wire
 from rooftune.policies.guard import Action, Reason
 from rooftune.policies.request import Setting
-from rooftune.tuner.control import wishes
 from rooftune.tuner.control.memory import KEY, Memory
 from rooftune.tuner.control.outcome import CycleReason, CycleRecord
-from rooftune.tuner.control.state_errors import StoreError, StoreFault
+from rooftune.tuner.control.state import operator as wishes
+from rooftune.tuner.control.state.file import StoreError, StoreFault
 from rooftune.tuner.ports.base import PortError, PortFault
-
 from tests.control.doubles import BOLD, Rig, options, proposes, rig
 from tests.control.live import BOOT, LiveEngine
 

@@ -5,9 +5,9 @@ goes on from what it finds. Here the kill is an exception that nothing catches; 
 from collections.abc import Callable
 
 import pytest
+
 from rooftune.policies.guard import Action
 from rooftune.tuner.control.outcome import CycleRecord, Stage
-
 from tests.control.doubles import Rig, options, proposes, rig
 from tests.control.live import BOOT, LiveEngine
 from tests.control.test_loop import CROWD, GOOD, TIGHT

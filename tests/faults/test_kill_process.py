@@ -11,11 +11,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+
 from rooftune.policies import wire
 from rooftune.tuner.control.outcome import Stage
-from rooftune.tuner.control.state import StateFile
+from rooftune.tuner.control.state.store import StateFile
 from rooftune.tuner.ports.http import HttpPort
-
 from tests.system.test_serve_fake import ROOT, TOKEN, serving, url
 
 pytestmark = pytest.mark.slow

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from rooftune.policies.guard import Action
 from rooftune.tuner.control.outcome import CycleReason, CycleRecord
-from rooftune.tuner.control.state import StateFile
-from rooftune.tuner.control.state_errors import StoreError, StoreFault
-
+from rooftune.tuner.control.state.file import StoreError, StoreFault
+from rooftune.tuner.control.state.store import StateFile
 from tests.control.doubles import BOLD, MemoryStore, Rig, options, proposes, rig
 from tests.control.live import BOOT
 

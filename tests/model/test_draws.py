@@ -3,8 +3,9 @@
 import math
 
 import pytest
+
 from rooftune.policies.step_time import NAMED_MODELS, step_time
-from rooftune.tuner.model.draws import DRAWS, model_draws
+from rooftune.tuner.model.intervals import DRAWS, model_draws
 
 MODEL = NAMED_MODELS["8b-2tbs"]
 INTERVALS = {

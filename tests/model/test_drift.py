@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+
 from rooftune.policies.errors import InputError
 from rooftune.tuner.model.drift import DriftAlarm, threshold_for
 

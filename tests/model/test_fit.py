@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from rooftune.policies.step_time import NAMED_MODELS, StepModel, knee_tokens, step_time
-from rooftune.tuner.bench.knee_synthetic import knee_log_sd_bound, make_steps
+from rooftune.tuner.bench.knee_fit import knee_log_sd_bound, make_steps
 from rooftune.tuner.model.fit import fit_steps
 from rooftune.tuner.model.prior import StepPrior, card_prior
 from rooftune.tuner.model.roofline import FitCode, FitRefused, StepFit, budget_for_step_time, mape, predict

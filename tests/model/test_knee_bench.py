@@ -1,6 +1,7 @@
 """The bench ``knee-fit`` in its short form meets what the long one promises (its wall time is not judged here)."""
 
 import pytest
+
 from rooftune.tuner.bench.knee_fit import bench
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from rooftune.policies.errors import InputError
 from rooftune.policies.step_time import NAMED_MODELS, NO_ATTENTION, AttentionTable, StepCost, StepModel
 from rooftune.tuner.model.model_file import ModelFile, load_step_model, read_model_file, write_model_file

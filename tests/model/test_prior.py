@@ -3,6 +3,7 @@
 import math
 
 import pytest
+
 from rooftune.policies.errors import InputError
 from rooftune.policies.step_time import knee_tokens
 from rooftune.tuner.model.prior import CARDS, card, card_prior, roofline_prior

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from rooftune.policies.errors import InputError
 from rooftune.policies.step_time import step_cost
 from rooftune.tuner.model.profile import attention_table, read_profile

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rooftune.policies.errors import InputError
 from rooftune.policies.step_time import NAMED_MODELS
-from rooftune.tuner.bench.knee_synthetic import make_steps
+from rooftune.tuner.bench.knee_fit import make_steps
 from rooftune.tuner.model.reservoir import Reservoir, stratum_of
 from rooftune.tuner.model.sample_file import read_steps, write_steps
 from rooftune.tuner.model.samples import COLUMNS, StepSamples, join, split_alternating

@@ -5,15 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from rooftune.policies.errors import InputError
 from rooftune.policies.step_time import NAMED_MODELS, step_cost
-from rooftune.tuner.bench.knee_synthetic import make_steps
+from rooftune.tuner.bench.knee_fit import make_steps
 from rooftune.tuner.model.fit import fit_steps
 from rooftune.tuner.model.reservoir import Reservoir
 from rooftune.tuner.model.roofline import mape
 from rooftune.tuner.model.sample_file import read_steps
 from rooftune.tuner.model.samples import StepSamples, join
-from rooftune.tuner.model.table import StepTable, fit_table
+from tests.bench.step_table import StepTable, fit_table
 
 TRUTH = NAMED_MODELS["8b-2tbs"]
 STAIRS = StepTable(

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from rooftune.policies.step_time import NAMED_MODELS
-from rooftune.tuner.bench.knee_synthetic import make_steps
-from rooftune.tuner.model.warm import first_steps_cost, seen_before
+from rooftune.tuner.bench.knee_fit import make_steps
+from rooftune.tuner.model.fit import first_steps_cost, seen_before
 
 
 def test_only_the_first_step_of_each_size_is_left_out() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 from rooftune.policies import wire
 from rooftune.tuner.ports.base import PortError, PortFault
-
 from tests.ports.samples import state
 
 _STEP: dict[str, Any] = {

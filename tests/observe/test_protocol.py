@@ -4,12 +4,12 @@ import math
 import random
 
 import pytest
+
 from rooftune.policies.errors import InputError
 from rooftune.tuner.clock import ManualClock
 from rooftune.tuner.observe.protocol import ProtocolReader, Reading
 from rooftune.tuner.observe.window import Window
 from rooftune.tuner.ports.base import PortError, PortFault
-
 from tests.observe.fake_port import FakePort, broken
 
 

@@ -4,12 +4,12 @@ import math
 
 import numpy as np
 import pytest
+
 from rooftune.policies.errors import InputError
 from rooftune.tuner.clock import ManualClock
-from rooftune.tuner.control.windowing import window_part
+from rooftune.tuner.control.searcher.window import window_part
 from rooftune.tuner.observe.protocol import ProtocolReader
 from rooftune.tuner.observe.window import Window, arrived_between, finished_between, settled
-
 from tests.observe.fake_port import FakePort
 
 

@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from rooftune.engine.fake import FakeRunner, ManualClock
 from rooftune.engine.interface import GenerationRequest
 from rooftune.engine.options import EngineOptions
@@ -17,7 +18,6 @@ from rooftune.tuner.observe.protocol import ProtocolReader
 from rooftune.tuner.observe.window import Window
 from rooftune.tuner.ports.base import PortError, PortFault
 from rooftune.tuner.ports.http import HttpPort, Timeouts
-
 from tests.engine.server_harness import HTTP, LetterRunner, Live, live, soon
 
 TOKEN = "tuning-token-0123456789"

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+
 from rooftune.policies import request as r
 from rooftune.policies.packing import plan_step
 from rooftune.policies.request import Boot, Setting, State, append_waiting, new_state

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from rooftune.policies.step_time import AttentionTable, StepCost, StepModel, attention_time, priced, step_cost
 
 AXES = (np.array([0.0, 16, 64]), np.array([-32.0, 0, 128]), np.array([0.0, 4, 8]), np.array([0.0, 100, 400]))

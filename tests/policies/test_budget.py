@@ -2,10 +2,10 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from rooftune.policies.budget import step_budget, within_time
 from rooftune.policies.request import PRESSURE, STEP_TIME_TARGET, Setting
 from rooftune.policies.step_time import StepModel, chunk_attention_work, step_time
-
 from tests.policies.scheduler import BOOT, MODEL
 
 models = st.builds(

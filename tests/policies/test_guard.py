@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from rooftune.policies.envelope import Broken, Envelope, KnobBound, Mode
 from rooftune.policies.errors import InputError
 from rooftune.policies.guard import Action, GuardLimits, Reason, Situation, WeekSpan, changes, decide, limit_step

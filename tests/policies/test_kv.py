@@ -1,10 +1,10 @@
 """KV blocks: counted, shared by content, freed in the order in which they may be reused."""
 
 import pytest
+
 from rooftune.policies import request as r
 from rooftune.policies.kv import blocks_for, find_prefix, fits, grow, release, take_prefix
 from rooftune.policies.request import State, append_waiting
-
 from tests.policies.scheduler import BOOT, waiting, with_contents
 from tests.properties.block_check import check_blocks
 

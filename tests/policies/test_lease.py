@@ -3,6 +3,7 @@
 import math
 
 import pytest
+
 from rooftune.policies.envelope import Broken, Envelope, KnobBound, Mode, full_bounds
 from rooftune.policies.errors import InputError
 from rooftune.policies.lease import (

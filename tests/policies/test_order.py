@@ -5,10 +5,10 @@ from functools import cmp_to_key
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+
 from rooftune.policies import request as r
 from rooftune.policies.order import AGED, FIRST, IN_TIME, LATE, goes_before, rank, tokens_left
 from rooftune.policies.request import DEADLINE, SHORTEST_FIRST, Setting, State
-
 from tests.policies.scheduler import waiting
 
 REQUESTS = st.lists(

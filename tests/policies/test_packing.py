@@ -1,10 +1,10 @@
 """plan_step on small states, told by hand."""
 
 import pytest
+
 from rooftune.policies import request as r
 from rooftune.policies.packing import effective_budget, effective_chunk_cap, finish_step
 from rooftune.policies.request import DEADLINE, SHORTEST_FIRST, Setting, append_waiting, remove_waiting
-
 from tests.policies.scheduler import BOOT, plan, waiting
 
 

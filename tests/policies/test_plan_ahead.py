@@ -2,16 +2,16 @@
 
 import numpy as np
 import pytest
+
 from rooftune.policies import request as r
 from rooftune.policies.packing import finish_step, release_leaving
 from rooftune.policies.request import SHORTEST_FIRST, Boot, Setting
 from rooftune.policies.step_time import StepModel
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.twin import simulate
-from rooftune.tuner.sim.walk import walk
-from rooftune.tuner.sim.workload import Traffic
-
+from rooftune.tuner.traffic.workload import Traffic
 from tests.policies.scheduler import BOOT, plan, waiting
+from tests.twin.walk import walk
 
 AHEAD = BOOT._replace(plan_ahead=1)
 

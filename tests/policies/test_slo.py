@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+
 from rooftune.policies.errors import InputError
 from rooftune.policies.slo import (
     PROFILES,

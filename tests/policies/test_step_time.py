@@ -5,6 +5,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from rooftune.policies.step_time import StepModel, chunk_attention_work, knee_tokens, soft_max, step_time
 
 TIMES = st.floats(0.0, 10.0)

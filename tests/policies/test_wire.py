@@ -6,6 +6,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from rooftune.policies.envelope import Broken, Envelope, Violation, full_bounds
 from rooftune.policies.errors import InputError
 from rooftune.policies.lease import LeaseOutcome, LeaseReason, boot_book, push

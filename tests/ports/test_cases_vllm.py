@@ -6,26 +6,30 @@ import shlex
 from collections.abc import Sequence
 
 import pytest
+
 from rooftune.policies.errors import InputError
 from rooftune.tuner.clock import ManualClock
-from rooftune.tuner.control.signals import Signal, find_signals, observed_ceiling_tokens
+from rooftune.tuner.control.signals.find import Signal, find_signals, observed_ceiling_tokens
 from rooftune.tuner.observe.protocol import ProtocolReader
-from rooftune.tuner.ports.vllm import Unseen, discover
-from rooftune.tuner.ports.vllm_boot import (
+from rooftune.tuner.ports.vllm.boot import (
+    GIB,
     BootFlags,
     BootProblem,
     BootTrial,
+    Card,
     ModelFacts,
     Objection,
+    Start,
+    Usage,
+    default_batch,
     largest_safe_ceiling,
     learnt_bound_tokens,
     objections,
     read_flags,
 )
-from rooftune.tuner.ports.vllm_defaults import GIB, Card, Start, Usage, default_batch
-from rooftune.tuner.ports.vllm_envelope import Basis, BootPoint, Geometry, Headroom, advise, price
-from rooftune.tuner.ports.vllm_versions import Capabilities, Flag, capabilities, parse_version
-
+from rooftune.tuner.ports.vllm.envelope import Basis, BootPoint, Geometry, Headroom, advise, price
+from rooftune.tuner.ports.vllm.port import Unseen, discover
+from rooftune.tuner.ports.vllm.versions import Capabilities, Flag, capabilities, parse_version
 from tests.observe.fake_port import FakePort
 from tests.ports.samples import state
 from tests.ports.scripted import answer, routes

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from rooftune.policies import wire
 from rooftune.policies.errors import InputError
 from rooftune.tuner.ports.base import PortError, PortFault
 from rooftune.tuner.ports.http import HttpPort, Timeouts
-
 from tests.ports.samples import PUSH, TAKEN, refusal, state
 from tests.ports.scripted import Script, answer, message, raw, scripted
 

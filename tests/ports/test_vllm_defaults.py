@@ -6,8 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from rooftune.policies.errors import InputError
-from rooftune.tuner.ports.vllm_defaults import GIB, Batch, Card, Platform, Start, Usage, default_batch
+from rooftune.tuner.ports.vllm.boot import GIB, Batch, Card, Platform, Start, Usage, default_batch
 
 H100 = Card(80 * GIB, "NVIDIA H100 80GB HBM3")
 A100 = Card(80 * GIB, "NVIDIA A100-SXM4-80GB")

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from rooftune.tuner.ports.base import PortError, PortFault
-from rooftune.tuner.ports.vllm import Access, KvPool, Unseen, Use, discover
-from rooftune.tuner.ports.vllm_versions import Hook, Version
 
+from rooftune.tuner.ports.base import PortError, PortFault
+from rooftune.tuner.ports.vllm.port import Access, KvPool, Unseen, Use, discover
+from rooftune.tuner.ports.vllm.versions import Hook, Version
 from tests.ports.samples import state
 from tests.ports.scripted import Script, answer, message, routes
 

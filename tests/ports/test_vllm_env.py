@@ -4,8 +4,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 from rooftune.policies.errors import InputError
-from rooftune.tuner.ports.vllm_env import Plugin, VllmEnv, read_env
+from rooftune.tuner.ports.vllm.env import Plugin, VllmEnv, read_env
 
 HOOK_POINTS = (
     "[vllm.general_plugins]\nrooftune = rooftune.engine.vllm.plugin:register\n[vllm.endpoint_plugins]\nrooftune = e:P\n"

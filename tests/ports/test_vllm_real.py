@@ -6,6 +6,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+
 from rooftune.policies import wire
 from rooftune.policies.commands import COMMAND_GROUP
 from rooftune.tuner.cli.main import main
@@ -14,13 +15,12 @@ from rooftune.tuner.observe.protocol import ProtocolReader
 from rooftune.tuner.observe.window import Window
 from rooftune.tuner.ports.base import PortError, PortFault
 from rooftune.tuner.ports.http import HttpPort, Timeouts
-from rooftune.tuner.ports.vllm import Access, Unseen, Use, discover
-from rooftune.tuner.ports.vllm_versions import Hook
-
+from rooftune.tuner.ports.vllm.port import Access, Unseen, Use, discover
+from rooftune.tuner.ports.vllm.versions import Hook
 from tests.vllm.server import TOKEN, Server, make_model, serving
 
 pytestmark = pytest.mark.vllm
-POINTS = {"doctor": EntryPoint("doctor", "rooftune.tuner.cli.doctor:COMMAND", COMMAND_GROUP)}
+POINTS = {"doctor": EntryPoint("doctor", "rooftune.tuner.cli.doctor.command:COMMAND", COMMAND_GROUP)}
 PATIENT = Timeouts(30.0, 120.0)
 
 

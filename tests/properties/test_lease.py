@@ -5,6 +5,7 @@ import math
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
 from rooftune.policies.envelope import Envelope, KnobBound, Mode
 from rooftune.policies.lease import BACKWARD_SLACK_S, LeaseReason, Push, boot_book, expire, push, resume, revert
 from rooftune.policies.request import Setting

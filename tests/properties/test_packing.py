@@ -5,9 +5,9 @@ from collections import Counter
 import numpy as np
 import pytest
 from hypothesis import event, given, settings
-from rooftune.tuner.sim import walk as walk_module
 
 from tests.properties.watch import Watch
+from tests.twin import walk as walk_module
 from tests.twin.random_runs import Run, runs
 
 # Feature -> least steps in which it must have taken effect over all runs, or the test has not tested it.

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rooftune.policies.errors import InputError
+from rooftune.policies.outcomes import Outcomes
 from rooftune.policies.quantiles import quantile, weighted_quantile
-from rooftune.policies.slo import Outcomes, Slo, Target, attainment, feasible, good, margins
+from rooftune.policies.slo import Slo, Target, attainment, feasible, good, margins
 
 SHARES = [Fraction(n, d) for d in (1, 2, 3, 7, 10, 100, 1000) for n in (1, d // 2, d - 1, d) if 0 < n <= d]
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rooftune.policies import packing
 from rooftune.policies import request as r
 from rooftune.policies.envelope import Envelope, KnobBound
@@ -19,11 +20,10 @@ from rooftune.policies.request import Boot, Setting, State, append_waiting, new_
 from rooftune.policies.step_time import NAMED_MODELS, StepModel, chunk_attention_work, priced, step_time
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.twin import Change
-from rooftune.tuner.sim.walk import planned_time_s, walk
-from rooftune.tuner.sim.workload import Traffic
-
+from rooftune.tuner.traffic.workload import Traffic
 from tests.properties.watch import Watch, decodes_in, running_list
 from tests.twin.random_runs import SEEDS, Pick, make_setting, picker
+from tests.twin.walk import planned_time_s, walk
 
 MODEL = StepModel(0.0015, 1e-4, 0.008, 6e-8, 2e-4, 2e-9, 0.0)
 REAL = NAMED_MODELS["8b-2tbs"]

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rooftune.policies.errors import InputError
-from rooftune.tuner.cli.values import (
+from rooftune.tuner.cli.flags.values import (
     parse_burst,
     parse_count,
     parse_duration,
@@ -16,9 +17,9 @@ from rooftune.tuner.cli.values import (
     parse_rate_scale,
     parse_share,
 )
-from rooftune.tuner.sim.traces import FORMATS, load_lengths, load_traffic
-from rooftune.tuner.sim.traffic_file import write_traffic
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.traffic.file import write_traffic
+from rooftune.tuner.traffic.traces import FORMATS, load_lengths, load_traffic
+from rooftune.tuner.traffic.workload import Traffic
 
 HEADERS = [
     "arrival_s,prompt_tokens,output_tokens",

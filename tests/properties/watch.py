@@ -12,7 +12,6 @@ from rooftune.policies import request as r
 from rooftune.policies.order import goes_before
 from rooftune.policies.request import Boot, Setting, State
 from rooftune.policies.step_time import StepModel
-
 from tests.properties.block_check import check_blocks
 
 MOST_STEPS = 20_000

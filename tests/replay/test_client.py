@@ -8,13 +8,12 @@ from collections.abc import AsyncIterator, Sequence
 
 import httpx
 import pytest
+
 from rooftune.policies.errors import InputError, RefusedError, UnreachableError
 from rooftune.tuner.replay import client
 from rooftune.tuner.replay.client import ask, base_url, served_model
-from rooftune.tuner.replay.flight import Flight
 from rooftune.tuner.replay.result_file import RequestPart
-from rooftune.tuner.replay.stream import BadStream, Event, EventReader
-
+from rooftune.tuner.replay.stream import BadStream, Event, EventReader, Flight
 from tests.replay.stub import DONE, event, token, usage
 
 

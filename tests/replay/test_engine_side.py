@@ -4,9 +4,9 @@ import asyncio
 
 import httpx
 import pytest
+
 from rooftune.policies.errors import InputError, RefusedError
 from rooftune.tuner.replay.engine_side import EngineReader, match
-
 from tests.replay.rows import columns, row
 
 OFFSET_S = 1000.0

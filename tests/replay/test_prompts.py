@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+
 from rooftune.policies.errors import InputError
-from rooftune.tuner.replay.presets import CLASSES, PRESETS, preset_traffic, scale_lengths
-from rooftune.tuner.replay.prompts import FIRST_TOKEN_ID, PromptMaker
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.replay.prompts import CLASSES, FIRST_TOKEN_ID, PRESETS, PromptMaker, preset_traffic, scale_lengths
+from rooftune.tuner.traffic.workload import Traffic
 
 
 def traffic(prompt: list[int], *, cached: list[int] | None = None, keys: list[list[int]] | None = None) -> Traffic:

@@ -6,9 +6,10 @@ from collections.abc import Awaitable, Callable
 
 import numpy as np
 import pytest
+
 from rooftune.policies.errors import RefusedError
-from rooftune.tuner.replay.flight import Flight
 from rooftune.tuner.replay.run import Bodies, send_all
+from rooftune.tuner.replay.stream import Flight
 
 Ask = Callable[[Flight, bytes], Awaitable[None]]
 

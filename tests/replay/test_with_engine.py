@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from rooftune.policies.commands import COMMAND_GROUP
 from rooftune.tuner.cli.main import main
 from rooftune.tuner.replay.result_file import read_result
-
 from tests.system.test_serve_fake import TOKEN, serving, url
 
 POINTS = {"replay": EntryPoint("replay", "rooftune.tuner.cli.replay:COMMAND", COMMAND_GROUP)}

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from rooftune.policies.request import Boot, Setting
 from rooftune.policies.slo import Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS, StepCost, StepModel, priced, step_time
@@ -14,7 +15,7 @@ from rooftune.tuner.search.evaluation import Recommendation
 from rooftune.tuner.search.recommend import recommend
 from rooftune.tuner.search.stretch import Steps
 from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.traffic.workload import Traffic
 
 MODEL = NAMED_MODELS["8b-2tbs"]
 SLO = Slo((Target("ttft", 2.0, 0.99), Target("gap", 0.03, 0.99)))

@@ -5,16 +5,13 @@ import re
 from typing import Any
 
 import pytest
+
 from rooftune.tuner.report import tables
-from rooftune.tuner.report.charts import budget_and_cap, ttft_against_gap
+from rooftune.tuner.report.charts import budget_and_cap, step_curve, timelines, ttft_against_gap
 from rooftune.tuner.report.findings import extras, little_to_gain, target_floor_s
 from rooftune.tuner.report.flags import HOOK, elsewhere, vllm_versions
 from rooftune.tuner.report.headline import headline
-from rooftune.tuner.report.markdown import markdown_page
-from rooftune.tuner.report.page import html_page
-from rooftune.tuner.report.step_charts import step_curve, timelines
-from rooftune.tuner.report.summary import summary
-
+from rooftune.tuner.report.render import html_page, markdown_page, summary
 from tests.report.records import TTFT_BOUND_S, record, record_values, trial
 
 POLICIES = {

@@ -3,7 +3,6 @@
 from rooftune.tuner.record import StepModelPart
 from rooftune.tuner.report.build import _twin_error
 from rooftune.tuner.report.headline import headline
-
 from tests.report.records import record, record_values
 
 

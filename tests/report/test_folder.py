@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from rooftune.policies.errors import InputError, UnreachableError
 from rooftune.tuner.report.folder import report_folder, write_report
-
 from tests.report.records import record, record_values
 
 NAMES = {"index.html", "report.md", "report.json"}

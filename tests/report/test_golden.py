@@ -5,10 +5,10 @@ import os
 from pathlib import Path
 
 import pytest
+
 from rooftune.tuner.record import record_from_json
 from rooftune.tuner.report.folder import record_text, report_files
-from rooftune.tuner.report.summary import summary
-
+from rooftune.tuner.report.render import summary
 from tests.report.records import record_values
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"

@@ -5,13 +5,11 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+
 from rooftune.tuner.report import tables, words
 from rooftune.tuner.report.flags import vllm_flags, vllm_flags_before
 from rooftune.tuner.report.headline import headline
-from rooftune.tuner.report.markdown import markdown_page
-from rooftune.tuner.report.page import html_page
-from rooftune.tuner.report.summary import summary
-
+from rooftune.tuner.report.render import html_page, markdown_page, summary
 from tests.report.records import record, trial
 
 VOID = {"meta", "link", "br", "line", "rect", "circle", "path", "polyline"}

@@ -3,14 +3,12 @@
 from typing import Any
 
 import pytest
+
+from rooftune.tuner.report.findings import cause, trade
 from rooftune.tuner.report.flags import flag_words
 from rooftune.tuner.report.headline import headline
-from rooftune.tuner.report.markdown import markdown_page
-from rooftune.tuner.report.page import html_page
-from rooftune.tuner.report.reason import cause, trade
-from rooftune.tuner.report.summary import summary
+from rooftune.tuner.report.render import html_page, markdown_page, summary
 from rooftune.tuner.report.trust import verdict, watch
-
 from tests.report.records import record, record_values, trial
 
 KEEP = {"verdict": "keep", "best": trial("current", 2048)}

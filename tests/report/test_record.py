@@ -5,9 +5,9 @@ import math
 from typing import Any
 
 import pytest
+
 from rooftune.policies.errors import InputError
 from rooftune.tuner.record import plain, record_from_json
-
 from tests.report.records import bars, record_values, trial
 
 

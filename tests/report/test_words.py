@@ -1,6 +1,7 @@
 """Numbers in words: what rounds to nothing is still met or missed, and what has no span came at once."""
 
 import pytest
+
 from rooftune.tuner.record import MarginPart
 from rooftune.tuner.report import words
 

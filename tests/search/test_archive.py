@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from rooftune.policies.errors import UnreachableError
 from rooftune.policies.request import DEADLINE, Setting
 from rooftune.tuner.search import archive as module

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+
 from rooftune.policies.errors import InputError
 from rooftune.policies.request import Boot, Setting
 from rooftune.policies.slo import Slo, Target
@@ -13,9 +14,9 @@ from rooftune.tuner.search.evaluation import Role
 from rooftune.tuner.search.feasible_rate import HIGHEST_SCALE, LOWEST_SCALE, feasible_rate
 from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.sim.generate import document_mix
-from rooftune.tuner.sim.reshape import Burst, add_burst, scale_rate
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.traffic.generate import document_mix
+from rooftune.tuner.traffic.reshape import Burst, add_burst, scale_rate
+from rooftune.tuner.traffic.workload import Traffic
 
 MODEL = NAMED_MODELS["8b-2tbs"]
 GAP = Slo((Target("ttft", 4.0, 0.99), Target("gap", 0.05, 0.99)))

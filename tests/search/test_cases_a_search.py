@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from rooftune.policies.request import Boot, Setting
 from rooftune.policies.slo import MarginReason, MarginRow, Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS
@@ -16,8 +17,7 @@ from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.search.space import search_space
 from rooftune.tuner.search.study import SettingStudy, Told
 from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.sim.generate import document_mix
-
+from rooftune.tuner.traffic.generate import document_mix
 from tests.cli.commands import rooftune
 
 ENGINE = Engine(Boot(2048, 16, 1, 1, 0, 1), 600_000 // 16, 64)

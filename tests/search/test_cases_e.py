@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from rooftune.policies.errors import UnreachableError
 from rooftune.policies.request import Boot, Setting
 from rooftune.policies.slo import Slo, Target
@@ -27,8 +28,7 @@ from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.search.space import EVERYTHING, SearchSpace, search_space
 from rooftune.tuner.search.study import SettingStudy
 from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.sim.generate import document_mix
-
+from rooftune.tuner.traffic.generate import document_mix
 from tests.cli.commands import rooftune, write_mix
 
 ROOT = Path(__file__).parents[2]

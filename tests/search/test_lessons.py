@@ -1,6 +1,7 @@
 """What live results say against the twin: only beyond chance, only near, and only what is not common to all."""
 
 import pytest
+
 from rooftune.policies.request import DEADLINE, Setting
 from rooftune.tuner.search.lessons import Lesson, LiveResult, correction, distance_octaves, lesson
 

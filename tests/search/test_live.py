@@ -1,6 +1,7 @@
 """The controller's search: inside its bounds, corrected by what ran live, honest about what it paid."""
 
 import pytest
+
 from rooftune.policies.errors import InputError
 from rooftune.policies.request import DEADLINE, FCFS, Boot, Setting
 from rooftune.policies.slo import Slo, Target
@@ -13,7 +14,7 @@ from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.search.space import search_space
 from rooftune.tuner.search.study import SettingStudy
 from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.sim.generate import document_mix
+from rooftune.tuner.traffic.generate import document_mix
 
 MODEL = NAMED_MODELS["8b-2tbs"]
 ENGINE = Engine(Boot(8192, 16, 1, 1, 0, 1), 37_500, 128)

@@ -12,13 +12,13 @@ from pathlib import Path
 import optuna
 import pytest
 from optuna.trial import FrozenTrial, TrialState
+
 from rooftune.policies.request import Boot, Setting
 from rooftune.policies.slo import Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS
 from rooftune.tuner.search.space import search_space
 from rooftune.tuner.search.study import SettingStudy
 from rooftune.tuner.sim.engine import Engine
-
 from tests.cli.commands import write_mix
 from tests.search.postgres import Server, postgres
 

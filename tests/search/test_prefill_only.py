@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from rooftune.policies.request import Boot, Setting
 from rooftune.policies.slo import Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS
@@ -11,8 +12,8 @@ from rooftune.tuner.search.rank import complexity, rank
 from rooftune.tuner.search.recommend import recommend
 from rooftune.tuner.search.study import constraints_of
 from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.sim.generate import document_mix
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.traffic.generate import document_mix
+from rooftune.tuner.traffic.workload import Traffic
 
 MODEL = NAMED_MODELS["8b-2tbs"]
 ENGINE = Engine(Boot(8192, 16, 1, 1, 0, 0), 37_500, 64)

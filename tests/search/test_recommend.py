@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+
 from rooftune.policies.errors import InputError
 from rooftune.policies.request import (
     DEADLINE,
@@ -21,9 +22,9 @@ from rooftune.tuner.search.evaluation import Recommendation, Role, Verdict
 from rooftune.tuner.search.recommend import recommend
 from rooftune.tuner.search.space import EVERYTHING
 from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.sim.generate import document_mix
 from rooftune.tuner.sim.twin import simulate
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.traffic.generate import document_mix
+from rooftune.tuner.traffic.workload import Traffic
 
 MODEL = NAMED_MODELS["8b-2tbs"]
 ENGINE = Engine(Boot(8192, 16, 1, 1, 0, 1), 600_000 // 16, 128)

@@ -4,10 +4,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from rooftune.tuner.search.slices import APART_S, WINDOWS, slices
-from rooftune.tuner.sim.generate import Gamma, document_mix, generate
-from rooftune.tuner.sim.lengths import named_mix
-from rooftune.tuner.sim.workload import Traffic
+
+from rooftune.tuner.search.arena import APART_S, WINDOWS, slices
+from rooftune.tuner.traffic.generate import Gamma, document_mix, generate, named_mix
+from rooftune.tuner.traffic.workload import Traffic
 
 LONG = generate(Gamma(2.0, 3.0), named_mix("chat"), 3600.0, 4, "long")
 

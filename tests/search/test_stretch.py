@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from rooftune.policies.request import Boot, Setting
 from rooftune.policies.slo import Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS, step_time
@@ -10,7 +11,7 @@ from rooftune.tuner.search.stretch import steps_between, worst_window
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.result import RunResult
 from rooftune.tuner.sim.twin import simulate
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.traffic.workload import Traffic
 
 MODEL = NAMED_MODELS["8b-2tbs"]
 ENGINE = Engine(Boot(8192, 16, 1, 1, 0, 0), kv_blocks=37_500, outside_first_s=0.002)

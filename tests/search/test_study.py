@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+
 from rooftune.policies.errors import InputError, RefusedError
 from rooftune.policies.request import Boot, Setting
 from rooftune.policies.slo import MarginReason, MarginRow, Slo, Target
@@ -14,7 +15,7 @@ from rooftune.tuner.search.objective import MARGIN_CAP, capped_margin, constrain
 from rooftune.tuner.search.space import SearchSpace, search_space
 from rooftune.tuner.search.study import STARTUP_TRIALS, SettingStudy, constraint_names
 from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.sim.generate import document_mix
+from rooftune.tuner.traffic.generate import document_mix
 
 ENGINE = Engine(Boot(2048, 16, 1, 1, 0, 1), 600_000 // 16, 64)
 SLO = Slo((Target("ttft", 2.0, 0.99), Target("gap", 0.03, 0.99)))

@@ -16,6 +16,7 @@ from typing import Any
 import numba
 import pytest
 from numba.core.dispatcher import Dispatcher
+
 from rooftune.tuner.sim import compile as compiling
 from rooftune.tuner.sim import kernel, twin
 

@@ -6,20 +6,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from rooftune.policies.errors import InputError
 from rooftune.tuner.cli.generate import COMMAND
-from rooftune.tuner.sim.generate import Day, Gamma, Poisson, document_mix, generate
-from rooftune.tuner.sim.lengths import (
+from rooftune.tuner.traffic.generate import (
     NAMED_MIXES,
     Constant,
+    Day,
     Exponential,
+    Gamma,
     LogNormal,
+    Poisson,
     RequestClass,
     Uniform,
+    document_mix,
+    generate,
     named_mix,
     with_rare_class,
 )
-from rooftune.tuner.sim.traces import load_traffic
+from rooftune.tuner.traffic.traces import load_traffic
 
 PLAIN = (RequestClass(1.0, Constant(100), Constant(10)),)
 

@@ -4,18 +4,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rooftune.policies.errors import InputError
 from rooftune.policies.request import Boot, Setting
 from rooftune.policies.step_time import StepModel
 from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.sim.noise import QUIET, StepNoise, with_noise
-from rooftune.tuner.sim.residuals import noise_from_steps
+from rooftune.tuner.sim.noise import QUIET, StepNoise, noise_from_steps, with_noise
 from rooftune.tuner.sim.twin import simulate
-from rooftune.tuner.sim.walk import walk
-from rooftune.tuner.sim.workload import Traffic
-
+from rooftune.tuner.traffic.workload import Traffic
 from tests.twin.random_runs import Run, runs
 from tests.twin.test_walk_vs_twin import assert_same
+from tests.twin.walk import walk
 
 # Twice as long in every third step, and steps from 20 ms on another pattern.
 ROUGH = StepNoise(np.array([0.02]), np.array([[1.0, 1.0, 2.0], [1.5, 0.5, 1.0]]))

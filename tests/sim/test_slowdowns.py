@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rooftune.tuner.sim.noise import CELL_S
-from rooftune.tuner.sim.slowdowns import CELLS, LEAST_FACTOR, LEAST_S, Slowdown, find_slowdowns, pace_of
+
+from rooftune.tuner.sim.noise import CELL_S, CELLS, LEAST_FACTOR, LEAST_S, Slowdown, find_slowdowns, pace_of
 
 STEPS = np.full(400, 0.010)
 

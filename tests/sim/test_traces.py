@@ -5,10 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from rooftune.policies.errors import InputError
-from rooftune.tuner.sim.traces import load_lengths, load_traffic
-from rooftune.tuner.sim.traffic_file import write_traffic
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.traffic.file import write_traffic
+from rooftune.tuner.traffic.traces import load_lengths, load_traffic
+from rooftune.tuner.traffic.workload import Traffic
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
 needs_data = pytest.mark.skipif(not TRACES.is_dir(), reason="needs ../shared/data/traces beside the project")

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
+
 from rooftune.policies.errors import InputError
-from rooftune.tuner.sim.traces import load_lengths, load_traffic
+from rooftune.tuner.traffic.traces import load_lengths, load_traffic
 
 HEAD = "arrival_s,prompt_tokens,output_tokens\n"
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+
 from rooftune.policies.errors import InputError
-from rooftune.tuner.sim.reshape import Burst, add_burst, scale_rate, window
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.traffic.reshape import Burst, add_burst, scale_rate, window
+from rooftune.tuner.traffic.workload import Traffic
 
 
 def steady(n: int = 101, gap_s: float = 1.0) -> Traffic:

@@ -4,12 +4,13 @@ import math
 
 import numpy as np
 import pytest
+
 from rooftune.policies.errors import InputError
 from rooftune.policies.request import DEADLINE, STEP_TIME_TARGET, Boot, Setting
 from rooftune.policies.step_time import StepModel
 from rooftune.tuner.sim.engine import Engine, check_setting
 from rooftune.tuner.sim.twin import Change, simulate
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.traffic.workload import Traffic
 
 # 10 ms a step and 1 ms a token: instants can be added up by hand.
 MODEL = StepModel(0.010, 0.0, 0.0, 0.0, 0.001, 0.0, 0.0)

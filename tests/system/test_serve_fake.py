@@ -12,9 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from rooftune.engine import server_command
+
 from rooftune.engine.fake import expected_tokens
-from rooftune.engine.server_fake import FAKE_PROMPT_VOCAB_TOKENS
+from rooftune.engine.server import command as server_command
+from rooftune.engine.server.command import FAKE_PROMPT_VOCAB_TOKENS
 from rooftune.policies.commands import COMMAND_GROUP
 from rooftune.tuner.cli.main import main
 

@@ -15,10 +15,8 @@ pytestmark = pytest.mark.engine
 pytest.importorskip("torch")
 
 from rooftune.engine.cli import SIZES  # noqa: E402 - only where torch is
-from rooftune.engine.torch.load import load_tokenizer, read_config  # noqa: E402
+from rooftune.engine.torch.load import ModelTokenizer, load_tokenizer, read_config  # noqa: E402
 from rooftune.engine.torch.make_model import SHAPES, make_model  # noqa: E402
-from rooftune.engine.torch.tokenizer import ModelTokenizer  # noqa: E402
-
 from tests.engine.tiny import generated  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]

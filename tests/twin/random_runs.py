@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
+
 from rooftune.policies.request import FIXED_BUDGET, Boot, Setting
 from rooftune.policies.step_time import AttentionTable, StepCost, StepModel
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.twin import Change
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.traffic.workload import Traffic
 
 SPAN_TOKENS = 16
 

@@ -5,17 +5,17 @@ from collections import Counter
 import numpy as np
 import pytest
 from hypothesis import event, given, settings
+
 from rooftune.policies.request import Boot, Setting
 from rooftune.policies.step_time import NAMED_MODELS, priced
-from rooftune.tuner.sim import walk as walk_module
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.result import RunResult
 from rooftune.tuner.sim.twin import simulate
-from rooftune.tuner.sim.walk import walk
-from rooftune.tuner.sim.workload import Traffic
-
+from rooftune.tuner.traffic.workload import Traffic
 from tests.properties.watch import Watch
+from tests.twin import walk as walk_module
 from tests.twin.random_runs import Run, runs
+from tests.twin.walk import walk
 
 # Too seldom for the short test; told by hand elsewhere.
 RARE = {"aged before the others": 5, "refused": 5, "stalled": 5}

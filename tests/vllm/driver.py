@@ -14,15 +14,15 @@ import time
 from collections import deque
 from types import SimpleNamespace
 
-from rooftune.engine.tuning_source import CHANGES, change, read
-from rooftune.engine.vllm.hook import hooked
-from rooftune.policies import wire
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
+from rooftune.engine.tuning_source import CHANGES, change, read
+from rooftune.engine.vllm.hook import hooked
+from rooftune.policies import wire
 from tests.twin import vllm_driver as stock
 
 STEP_S = 0.01

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+
 from rooftune.policies import wire
 from rooftune.policies.packing import finish_step, plan_step
 from rooftune.policies.request import (
@@ -18,7 +19,6 @@ from rooftune.policies.request import (
     append_waiting,
 )
 from rooftune.policies.step_time import StepModel
-
 from tests.twin import our_scheduler
 from tests.twin.workloads import make_workload
 

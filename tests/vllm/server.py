@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
 from rooftune.policies import wire
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -3,8 +3,9 @@
 import random
 
 import pytest
-from rooftune.engine.vllm import budgets
-from rooftune.engine.vllm.budgets import Budgets
+
+from rooftune.engine.vllm import knobs as budgets
+from rooftune.engine.vllm.knobs import Budgets
 from rooftune.policies.budget import step_budget
 from rooftune.policies.request import PRESSURE, STEP_TIME_TARGET, Boot, Setting
 from rooftune.policies.step_time import NAMED_MODELS, StepModel

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rooftune.policies import wire
 
+from rooftune.policies import wire
 from tests.contracts.tuning_protocol import TuningProtocolContract, in_force, push, refused, taken
 from tests.vllm.endpoint import Driver, DriverEndpoint
 

@@ -12,7 +12,6 @@ from rooftune.engine.vllm.records import ARRIVED, ENDED, Recorder
 from rooftune.policies import wire
 from rooftune.policies.envelope import Envelope, full_bounds
 from rooftune.policies.request import Setting
-
 from tests.engine.random_pushes import random_push
 
 BOOT = Setting(512, max_running=32)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+
 from rooftune.engine.interface import FinishReason
 from rooftune.engine.vllm.endpoint import TuningPlugin
 from rooftune.engine.vllm.hook import hooked

@@ -16,10 +16,10 @@ from typing import Any
 
 import httpx
 import pytest
+
 from rooftune.policies import wire
 from rooftune.tuner.clock import SystemClock
 from rooftune.tuner.observe.protocol import ProtocolReader
-
 from tests.contracts.tuning_protocol import in_force, push, taken
 from tests.vllm.server import AUTH, Server, make_model, serving
 

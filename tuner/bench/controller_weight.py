@@ -14,12 +14,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import yaml
+
 from rooftune.policies.commands import Figure
 from rooftune.policies.errors import UnreachableError
-from rooftune.tuner.bench.children import Child, Children, serve
+from rooftune.tuner.bench.children import BYTES_PER_MB, Child, Children, children_of, cost_of, serve
 from rooftune.tuner.bench.live_gain_plan import Sizes, listed
 from rooftune.tuner.bench.live_gain_run import Bed
-from rooftune.tuner.bench.process_cost import BYTES_PER_MB, children_of, cost_of
 from rooftune.tuner.ports.http import HttpPort
 
 # What the project promises: megabytes and share of a core while idle.

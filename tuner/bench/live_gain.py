@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import yaml
+
 from rooftune.policies.commands import Figure
 from rooftune.policies.errors import MissingDataError, RefusedError, UnreachableError
 from rooftune.policies.quantiles import quantile
@@ -34,7 +35,7 @@ from rooftune.tuner.bench.live_gain_plan import (
 )
 from rooftune.tuner.bench.live_gain_run import Bed
 from rooftune.tuner.control.outcome import CycleRecord
-from rooftune.tuner.control.state import StateFile
+from rooftune.tuner.control.state.store import StateFile
 from rooftune.tuner.observe.rows import BoolArray, FloatArray
 from rooftune.tuner.ports.http import HttpPort
 

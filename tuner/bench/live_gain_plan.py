@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from rooftune.policies.errors import RefusedError
 from rooftune.tuner.observe.rows import BoolArray, FloatArray, RequestRows
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
 from rooftune.policies import wire
 from rooftune.policies.errors import RefusedError, UnreachableError
 from rooftune.policies.request import Setting

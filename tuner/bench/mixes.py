@@ -11,10 +11,10 @@ from rooftune.policies.request import Boot, Setting
 from rooftune.policies.slo import Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS
 from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.sim.generate import document_mix
-from rooftune.tuner.sim.reshape import scale_rate
-from rooftune.tuner.sim.traces import load_traffic
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.traffic.generate import document_mix
+from rooftune.tuner.traffic.reshape import scale_rate
+from rooftune.tuner.traffic.traces import load_traffic
+from rooftune.tuner.traffic.workload import Traffic
 
 MODEL = NAMED_MODELS["8b-2tbs"]
 ENGINE = Engine(Boot(16_384, 16, 1, 1, 0, 0), 600_000 // 16, 256)

@@ -17,21 +17,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+
 from rooftune.policies.commands import Figure
 from rooftune.policies.errors import UnreachableError
 from rooftune.policies.outcomes import Outcomes
 from rooftune.policies.request import Setting
 from rooftune.policies.step_time import NAMED_MODELS
+from rooftune.tuner.bench.children import cost_of
 from rooftune.tuner.bench.mixes import TRACES
-from rooftune.tuner.bench.process_cost import cost_of
-from rooftune.tuner.control.child_window import engine_of
-from rooftune.tuner.control.job import Answer, EngineFacts, Job, TargetRow, WindowPart
-from rooftune.tuner.control.worker import ChildSearcher
-from rooftune.tuner.model.draws import model_draws
-from rooftune.tuner.sim.generate import document_mix
-from rooftune.tuner.sim.traffic_file import write_traffic
+from rooftune.tuner.control.searcher.job import Answer, EngineFacts, Job, TargetRow, WindowPart
+from rooftune.tuner.control.searcher.window import engine_of
+from rooftune.tuner.control.searcher.worker import ChildSearcher
+from rooftune.tuner.model.intervals import model_draws
 from rooftune.tuner.sim.twin import simulate
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.traffic.file import write_traffic
+from rooftune.tuner.traffic.generate import document_mix
+from rooftune.tuner.traffic.workload import Traffic
 
 # What the project promises, on two cores.
 MOST_COLD_S, MOST_RESEARCH_S = 30.0, 2.0

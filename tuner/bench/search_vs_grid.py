@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 
 import numpy as np
+
 from rooftune.policies.commands import Figure
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import good
@@ -18,7 +19,7 @@ from rooftune.tuner.search.evaluation import Evaluation, Role
 from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.search.rank import rank
 from rooftune.tuner.search.recommend import recommend
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.traffic.workload import Traffic
 
 BUDGETS = (*range(128, 2049, 32), 4096, 8192, 16_384)
 CAPS = (0, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)

@@ -9,16 +9,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from rooftune.policies.commands import Figure
-from rooftune.policies.request import Boot, Setting
-from rooftune.policies.step_time import NAMED_MODELS
-from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.sim.generate import Poisson, generate
-from rooftune.tuner.sim.lengths import named_mix
-from rooftune.tuner.sim.result import RunResult
-from rooftune.tuner.sim.traces import load_traffic
-from rooftune.tuner.sim.twin import simulate
-from rooftune.tuner.sim.workload import Traffic
 from sched_sim.core.event_engine import Simulator
 from sched_sim.core.request import Request
 from sched_sim.hardware.latency_model import RooflineLatencyModel
@@ -26,6 +16,16 @@ from sched_sim.hardware.presets import PRESETS
 from sched_sim.memory.block_manager import BlockManager
 from sched_sim.memory.preemption import PreemptionHandler
 from sched_sim.schedulers.chunked import ChunkedPrefillScheduler
+
+from rooftune.policies.commands import Figure
+from rooftune.policies.request import Boot, Setting
+from rooftune.policies.step_time import NAMED_MODELS
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.result import RunResult
+from rooftune.tuner.sim.twin import simulate
+from rooftune.tuner.traffic.generate import Poisson, generate, named_mix
+from rooftune.tuner.traffic.traces import load_traffic
+from rooftune.tuner.traffic.workload import Traffic
 
 TRACE = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces" / "azure-2023-conv.csv"
 BUDGET_TOKENS = 2_048

@@ -16,6 +16,7 @@ from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import httpx
+
 from rooftune.policies.errors import MissingDataError, UnreachableError
 from rooftune.policies.request import Setting
 from rooftune.tuner.bench.children import Child, Children, Served, Talker, wait_for

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import yaml
+
 from rooftune.policies import wire
 from rooftune.policies.commands import Figure
 from rooftune.policies.errors import RefusedError, UnreachableError
@@ -29,7 +30,7 @@ from rooftune.tuner.bench.live_gain_plan import Round, Sizes, at_once, listed, r
 from rooftune.tuner.bench.live_gain_run import Bed
 from rooftune.tuner.bench.vllm_bed import BOOT_TOKENS, DEFAULT, Ground, greatest_rps, vllm_python
 from rooftune.tuner.control.outcome import CycleRecord
-from rooftune.tuner.control.state import StateFile
+from rooftune.tuner.control.state.store import StateFile
 from rooftune.tuner.observe.rows import BoolArray, FloatArray
 
 # Of the rate at which the queue grows at the default: the middle of 60 to 85 %.

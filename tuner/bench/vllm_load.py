@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from rooftune.tuner.bench.process_cost import PROC, children_of, cost_of
+from rooftune.tuner.bench.children import PROC, children_of, cost_of
 
 
 @dataclass(frozen=True)

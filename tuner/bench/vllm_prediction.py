@@ -14,6 +14,7 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
+
 from rooftune.policies.commands import Figure
 from rooftune.policies.errors import UnreachableError
 from rooftune.policies.request import Boot, Setting
@@ -33,13 +34,13 @@ from rooftune.tuner.bench.vllm_prediction_twin import (
     step_mape,
     traffic_of,
 )
-from rooftune.tuner.bench.vllm_sweep import Twin, speed_of
-from rooftune.tuner.bench.vllm_sweep_judge import Judged
 from rooftune.tuner.clock import SystemClock
 from rooftune.tuner.model.samples import join
 from rooftune.tuner.observe.protocol import ProtocolReader
 from rooftune.tuner.observe.rows import RequestRows, StepRows
 from rooftune.tuner.sim.engine import Engine
+from tests.bench.vllm_sweep import Twin, speed_of
+from tests.bench.vllm_sweep_judge import Judged
 
 FITTED = DEFAULT._replace(step_tokens=512)
 # Of the rate at which the queue grows at the default.

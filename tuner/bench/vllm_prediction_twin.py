@@ -8,21 +8,22 @@ each as often as the step decoded; ``outcomes`` refuses rows in which that does 
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+
 from rooftune.policies.errors import RefusedError
 from rooftune.policies.outcomes import Outcomes
 from rooftune.policies.quantiles import quantile, weighted_quantile
 from rooftune.policies.request import Setting
 from rooftune.policies.step_time import StepModel, priced
-from rooftune.tuner.bench.vllm_sweep import Twin
-from rooftune.tuner.bench.vllm_sweep_judge import Judged
-from rooftune.tuner.control.fit_stage import Learner, noise_pairs
+from rooftune.tuner.bench.outside import RequestStamps, StepStamps, learn_outside, predict
+from rooftune.tuner.control.cycle.fit import Learner, noise_pairs
 from rooftune.tuner.model.roofline import predict as predict_steps
 from rooftune.tuner.model.samples import StepSamples
 from rooftune.tuner.observe.rows import FINISHED, BoolArray, RequestRows, StepRows
 from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.sim.outside import RequestStamps, StepStamps, learn_outside, predict
-from rooftune.tuner.sim.residuals import noise_from_steps
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.sim.noise import noise_from_steps
+from rooftune.tuner.traffic.workload import Traffic
+from tests.bench.vllm_sweep import Twin
+from tests.bench.vllm_sweep_judge import Judged
 
 FIGURES = ("gap_p99", "longest_gap_p99", "ttft_p50", "ttft_p95", "tpot_p95")
 # An instant that is a start plus a duration is off by the last bits.

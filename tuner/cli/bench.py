@@ -2,12 +2,16 @@
 
 import argparse
 import sys
+import tomllib
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 from rooftune.policies.commands import BENCH_GROUP, Bench, Command, Figure
 from rooftune.policies.errors import InputError, MissingDataError
 from rooftune.tuner.bench.frame import json_line, table
-from rooftune.tuner.cli.registry import find, missing_extra, registered
+from rooftune.tuner.cli.main import find, missing_extra, registered
+
+PROJECT = Path(__file__).resolve().parents[2]  # in a checkout
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the named benchmarks in the order given; an unknown name ends it before the first one starts."""
-    points = registered(BENCH_GROUP)
+    points = _benches()
     if arguments.list:
         for name in points:
             print(name)
@@ -50,6 +54,20 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.json:
         print(table(figures))
     return 0
+
+
+def _benches() -> dict[str, EntryPoint]:
+    """The installed benchmarks; in a checkout also those under tests/bench, which no wheel holds."""
+    points = registered(BENCH_GROUP)
+    try:
+        project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
+        more = project["tool"]["rooftune"]["benches"]
+    except (OSError, tomllib.TOMLDecodeError, KeyError):
+        return points
+    if str(PROJECT) not in sys.path:
+        sys.path.append(str(PROJECT))
+    found = points | {name: EntryPoint(name, value, BENCH_GROUP) for name, value in more.items()}
+    return dict(sorted(found.items()))
 
 
 def _load(point: EntryPoint) -> Bench:

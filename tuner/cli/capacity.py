@@ -7,15 +7,15 @@ from rooftune.policies.commands import Command
 from rooftune.policies.errors import InfeasibleError, InputError
 from rooftune.policies.request import Setting
 from rooftune.policies.step_time import priced
-from rooftune.tuner.cli.engine_flags import add_current_flags, add_engine_flags, read_current, read_engine
-from rooftune.tuner.cli.progress import progress_to_stderr, warm_twin
-from rooftune.tuner.cli.search_flags import add_search_flags, read_search
-from rooftune.tuner.cli.setting_flags import add_setting_flags, read_setting
-from rooftune.tuner.cli.target_flags import add_target_flags, read_slo
-from rooftune.tuner.cli.traffic_flags import add_model_flag, add_traffic_flags, read_model, read_traffic
-from rooftune.tuner.cli.values import flag_of
+from rooftune.tuner.cli.flags.engine import add_current_flags, add_engine_flags, read_current, read_engine
+from rooftune.tuner.cli.flags.search import add_search_flags, read_search
+from rooftune.tuner.cli.flags.setting import add_setting_flags, read_setting
+from rooftune.tuner.cli.flags.target import add_target_flags, read_slo
+from rooftune.tuner.cli.flags.traffic import add_model_flag, add_traffic_flags, read_model, read_traffic
+from rooftune.tuner.cli.flags.values import flag_of
+from rooftune.tuner.cli.output import progress_to_stderr, warm_twin
 from rooftune.tuner.report.build import engine_part, traffic_part
-from rooftune.tuner.report.capacity_text import capacity_line, capacity_record, capacity_text
+from rooftune.tuner.report.capacity import capacity_line, capacity_record, capacity_text
 from rooftune.tuner.search.capacity import find_capacity
 
 _EXAMPLE = """examples:

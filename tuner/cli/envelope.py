@@ -13,11 +13,22 @@ from typing import TypeVar
 
 from rooftune.policies.commands import Command
 from rooftune.policies.errors import InfeasibleError, InputError, bad_value
-from rooftune.tuner.cli.values import flag_of, parse_count
-from rooftune.tuner.ports.vllm_boot import BootFlags, BootTrial, ModelFacts, Objection, objections
-from rooftune.tuner.ports.vllm_defaults import Batch, Card, Platform, Start, Usage, default_batch
-from rooftune.tuner.ports.vllm_envelope import Advice, BootPoint, Geometry, Headroom, advice_lines, advise, price
-from rooftune.tuner.ports.vllm_versions import Version, capabilities, parse_version
+from rooftune.tuner.cli.flags.values import flag_of, parse_count
+from rooftune.tuner.ports.vllm.boot import (
+    Batch,
+    BootFlags,
+    BootTrial,
+    Card,
+    ModelFacts,
+    Objection,
+    Platform,
+    Start,
+    Usage,
+    default_batch,
+    objections,
+)
+from rooftune.tuner.ports.vllm.envelope import Advice, BootPoint, Geometry, Headroom, advice_lines, advise, price
+from rooftune.tuner.ports.vllm.versions import Version, capabilities, parse_version
 
 SCHEMA = "rooftune.envelope"
 W = TypeVar("W", bound=StrEnum)

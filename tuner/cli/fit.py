@@ -8,10 +8,9 @@ from textwrap import shorten
 
 from rooftune.policies.commands import Command
 from rooftune.policies.errors import InputError
-from rooftune.tuner.cli.out_file import check_out_file
-from rooftune.tuner.cli.values import flag_of, parse_count, parse_positive
-from rooftune.tuner.model.columns import NAMES
-from rooftune.tuner.model.fit import fit_steps
+from rooftune.tuner.cli.flags.values import flag_of, parse_count, parse_positive
+from rooftune.tuner.cli.output import check_out_file
+from rooftune.tuner.model.fit import first_steps_cost, fit_steps, seen_before
 from rooftune.tuner.model.model_file import ModelFile, write_model_file
 from rooftune.tuner.model.prior import CARDS, PRECISION_BYTES, StepPrior, card_prior
 from rooftune.tuner.model.profile import read_profile
@@ -19,7 +18,7 @@ from rooftune.tuner.model.reservoir import Reservoir
 from rooftune.tuner.model.roofline import Interval, StepFit, mape
 from rooftune.tuner.model.sample_file import read_steps
 from rooftune.tuner.model.samples import StepSamples, join, split_alternating
-from rooftune.tuner.model.warm import first_steps_cost, seen_before
+from rooftune.tuner.model.solver import NAMES
 from rooftune.tuner.report.plots import step_time_plot
 
 # Factor and unit in which people read each coefficient.

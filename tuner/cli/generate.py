@@ -5,9 +5,10 @@ import json
 import sys
 
 import numpy as np
+
 from rooftune.policies.commands import Command
 from rooftune.policies.errors import InputError
-from rooftune.tuner.cli.values import (
+from rooftune.tuner.cli.flags.values import (
     flag_of,
     parse_count,
     parse_duration,
@@ -18,19 +19,25 @@ from rooftune.tuner.cli.values import (
     parse_share,
 )
 from rooftune.tuner.files import shown_path
-from rooftune.tuner.sim.generate import DAY_S, MAX_SEED, Arrivals, Day, Gamma, Poisson, generate
-from rooftune.tuner.sim.lengths import (
+from rooftune.tuner.traffic.file import write_traffic
+from rooftune.tuner.traffic.generate import (
+    DAY_S,
+    MAX_SEED,
     NAMED_MIXES,
+    Arrivals,
+    Day,
     Exponential,
+    Gamma,
     Lengths,
+    Poisson,
     RequestClass,
     Uniform,
+    generate,
     named_mix,
     with_rare_class,
 )
-from rooftune.tuner.sim.traces import load_lengths
-from rooftune.tuner.sim.traffic_file import write_traffic
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.traffic.traces import load_lengths
+from rooftune.tuner.traffic.workload import Traffic
 
 _EXAMPLE = """examples:
   chat with documents, one prompt in 30 of 60,000 to 100,000 tokens:

@@ -10,16 +10,16 @@ from pathlib import Path
 
 from rooftune.policies.commands import Command
 from rooftune.policies.errors import InfeasibleError, InputError
-from rooftune.tuner.cli.engine_flags import add_current_flags, add_engine_flags, read_current, read_engine
-from rooftune.tuner.cli.progress import progress_to_stderr, warm_twin
-from rooftune.tuner.cli.search_flags import add_search_flags, read_search
-from rooftune.tuner.cli.target_flags import add_target_flags, read_slo
-from rooftune.tuner.cli.traffic_flags import add_model_flag, add_traffic_flags, read_draws, read_model, read_traffic
+from rooftune.tuner.cli.flags.engine import add_current_flags, add_engine_flags, read_current, read_engine
+from rooftune.tuner.cli.flags.search import add_search_flags, read_search
+from rooftune.tuner.cli.flags.target import add_target_flags, read_slo
+from rooftune.tuner.cli.flags.traffic import add_model_flag, add_traffic_flags, read_draws, read_model, read_traffic
+from rooftune.tuner.cli.output import progress_to_stderr, warm_twin
 from rooftune.tuner.files import shown_path
 from rooftune.tuner.record import RunRecord
 from rooftune.tuner.report.build import Replayed, engine_part, run_record, traffic_part
 from rooftune.tuner.report.folder import record_text, report_folder, write_report
-from rooftune.tuner.report.summary import summary
+from rooftune.tuner.report.render import summary
 from rooftune.tuner.search.recommend import recommend
 
 _EXAMPLE = """example:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rooftune.policies.commands import Command, exit_code_of
 from rooftune.policies.errors import InputError
-from rooftune.tuner.cli.out_file import check_out_file
-from rooftune.tuner.cli.values import parse_duration
+from rooftune.tuner.cli.flags.values import parse_duration
+from rooftune.tuner.cli.output import check_out_file
 from rooftune.tuner.clock import Clock, SystemClock
 from rooftune.tuner.files import shown_path
 from rooftune.tuner.model.sample_file import write_steps

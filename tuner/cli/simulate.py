@@ -10,18 +10,18 @@ from rooftune.policies.errors import InputError
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo
 from rooftune.policies.step_time import NAMED_MODELS, StepCost, StepModel, priced
-from rooftune.tuner.cli.engine_flags import add_engine_flags, read_engine
-from rooftune.tuner.cli.progress import progress_to_stderr, warm_twin
-from rooftune.tuner.cli.setting_flags import add_setting_flags, read_setting
-from rooftune.tuner.cli.target_flags import add_target_flags, read_slo
-from rooftune.tuner.cli.traffic_flags import (
+from rooftune.tuner.cli.flags.engine import add_engine_flags, read_engine
+from rooftune.tuner.cli.flags.setting import add_setting_flags, read_setting
+from rooftune.tuner.cli.flags.target import add_target_flags, read_slo
+from rooftune.tuner.cli.flags.traffic import (
     add_model_flag,
     add_traffic_flags,
     read_model,
     read_traffic,
     without_prefixes,
 )
-from rooftune.tuner.cli.values import flag_of
+from rooftune.tuner.cli.flags.values import flag_of
+from rooftune.tuner.cli.output import progress_to_stderr, warm_twin
 from rooftune.tuner.record import EnginePart, Source, StepModelPart
 from rooftune.tuner.report.build import engine_part, traffic_part
 from rooftune.tuner.report.replays import one_setting, record_line, replay_record, table_text, what_was_replayed
@@ -30,7 +30,7 @@ from rooftune.tuner.search.objective import judge
 from rooftune.tuner.sim.engine import Engine, check_setting
 from rooftune.tuner.sim.simulate_input import read_simulate_input
 from rooftune.tuner.sim.twin import Change, simulate
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.traffic.workload import Traffic
 
 _EXAMPLE = """example:
   rooftune simulate --traffic trace.csv --step-model 8b-2tbs --step-tokens 512 --chunk-cap 128 --gap-p99 30ms"""

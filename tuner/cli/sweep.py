@@ -6,11 +6,11 @@ import sys
 from rooftune.policies.commands import Command
 from rooftune.policies.errors import InputError
 from rooftune.policies.request import Setting
-from rooftune.tuner.cli.engine_flags import MAX_ENGINE_TOKENS, add_engine_flags, read_engine
-from rooftune.tuner.cli.progress import progress_to_stderr, warm_twin
-from rooftune.tuner.cli.target_flags import add_target_flags, read_slo
-from rooftune.tuner.cli.traffic_flags import add_model_flag, add_traffic_flags, read_model, read_traffic
-from rooftune.tuner.cli.values import parse_count
+from rooftune.tuner.cli.flags.engine import MAX_ENGINE_TOKENS, add_engine_flags, read_engine
+from rooftune.tuner.cli.flags.target import add_target_flags, read_slo
+from rooftune.tuner.cli.flags.traffic import add_model_flag, add_traffic_flags, read_model, read_traffic
+from rooftune.tuner.cli.flags.values import parse_count
+from rooftune.tuner.cli.output import progress_to_stderr, warm_twin
 from rooftune.tuner.report.build import engine_part, traffic_part
 from rooftune.tuner.report.replays import many_settings, record_line, replay_record, table_text, what_was_replayed
 from rooftune.tuner.search.evaluation import Role

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
+
 from rooftune.policies.errors import InputError, shown
 from rooftune.tuner.config.model import Config
 from rooftune.tuner.config.tree import MAX_FILE_BYTES, Tree, parse_tree

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
+
 from rooftune.policies.envelope import KNOB_NAMES, is_count
 from rooftune.policies.errors import InputError, shown
-from rooftune.policies.limits import GuardLimits
-from rooftune.policies.targets import PROFILES, Slo
+from rooftune.policies.guard import GuardLimits
+from rooftune.policies.slo import PROFILES, Slo
 from rooftune.policies.verify import RollbackThresholds
 from rooftune.tuner.config.sections import (
     CadenceSection,

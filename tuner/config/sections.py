@@ -5,9 +5,10 @@ from typing import Annotated, Literal, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from rooftune.policies.guard import GuardLimits, WeekSpan
 from rooftune.policies.lease import MAX_LEASE_S
-from rooftune.policies.limits import GuardLimits, WeekSpan
-from rooftune.policies.targets import Metric, Target
+from rooftune.policies.slo import Metric, Target
 from rooftune.policies.verify import RollbackThresholds
 from rooftune.tuner.config.values import (
     BoundText,
@@ -104,7 +105,7 @@ class SearchSection(Section):
 
 
 class GuardSection(Section):
-    """``rooftune.policies.limits.GuardLimits`` but for the windows of the week. Gains are shares of requests, 0..1."""
+    """``rooftune.policies.guard.GuardLimits`` but for the windows of the week. Gains are shares of requests, 0..1."""
 
     largest_ratio: Annotated[float, Field(gt=1, le=1e6)] = Field(
         default=GuardLimits.largest_ratio, description="a push moves a knob at most by this factor"

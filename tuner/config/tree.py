@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import yaml
+
 from rooftune.policies.errors import InputError, shown
 
 MAX_FILE_BYTES = 262_144

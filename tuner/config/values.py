@@ -12,8 +12,9 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
+
 from rooftune.policies.errors import shown
-from rooftune.policies.limits import WEEK_MINUTES, WeekSpan
+from rooftune.policies.guard import WEEK_MINUTES, WeekSpan
 from rooftune.tuner.clock import MAX_DURATION_S, NUMBER, in_seconds
 
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")

@@ -7,20 +7,78 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 
+from rooftune.policies.guard import Action
 from rooftune.tuner.clock import Clock, SystemClock
 from rooftune.tuner.config import Config
-from rooftune.tuner.control.draft import AfterStage, nothing_after
-from rooftune.tuner.control.face import Face
-from rooftune.tuner.control.live_report import write_report
-from rooftune.tuner.control.loop import Controller
+from rooftune.tuner.control.cycle.draft import AfterStage, nothing_after
+from rooftune.tuner.control.cycle.loop import Controller
+from rooftune.tuner.control.cycle.ports import Searcher
+from rooftune.tuner.control.explain.explain import MEANING, knobs, points, share
+from rooftune.tuner.control.explain.report import write_report
 from rooftune.tuner.control.options import options_of
-from rooftune.tuner.control.outcome import CycleRecord
-from rooftune.tuner.control.parts import Searcher
-from rooftune.tuner.control.state import StateFile
-from rooftune.tuner.control.told import line_of
-from rooftune.tuner.control.worker import ChildSearcher, Limits
+from rooftune.tuner.control.outcome import CycleRecord, VerifyPart
+from rooftune.tuner.control.searcher.worker import ChildSearcher, Limits
+from rooftune.tuner.control.state.store import StateFile
+from rooftune.tuner.control.status.server import Face
 from rooftune.tuner.observe.protocol import ProtocolReader
 from rooftune.tuner.ports.http import HttpPort, Timeouts
+
+# Worth a line of its own when the share of good requests has moved by so much.
+MOVED_SHARE = 0.02
+
+
+def line_of(record: CycleRecord, before: CycleRecord | None) -> str:
+    """One line on what this cycle brought; empty when nothing that matters changed since ``before``."""
+    said = _event(record, before)
+    if said is None:
+        return ""
+    return f"cycle {record.number}: {said}" + (f"; {_served(record)}" if record.observed else "")
+
+
+def _event(record: CycleRecord, before: CycleRecord | None) -> str | None:
+    meaning = MEANING.get(record.reason, record.reason.value)
+    if record.action is Action.PUSH and record.pushed is not None:
+        return f"pushed {knobs(record.pushed)}{_foretold(record)}"
+    if record.action is Action.REVERT:
+        return f"took the push back: {meaning}{_verdict(record.verify)}"
+    if record.verify is not None and record.verify.verdict == "better":
+        return f"keeps the push of cycle {record.verify.push_cycle}{_verdict(record.verify)}"
+    if record.would_push is not None and (before is None or before.would_push != record.would_push):
+        return f"would push {knobs(record.would_push)} in live mode{_foretold(record)}"
+    if before is None or before.reason is not record.reason:
+        return f"{meaning}" + (f" ({record.detail})" if record.detail else "")
+    moved = _moved(record, before)
+    return meaning if moved >= MOVED_SHARE else None
+
+
+def _moved(record: CycleRecord, before: CycleRecord) -> float:
+    now, then = record.observed, before.observed
+    if now is None or then is None or now.attainment is None or then.attainment is None:
+        return 0.0
+    return abs(now.attainment - then.attainment)
+
+
+def _served(record: CycleRecord) -> str:
+    seen = record.observed
+    if seen is None or seen.attainment is None:
+        return "no request has ended"
+    knee = record.fit.knee_tokens if record.fit is not None else None
+    return f"{share(seen.attainment)} of {seen.requests} requests within the targets" + (
+        f", knee {knee:.0f} tokens" if knee is not None else ""
+    )
+
+
+def _foretold(record: CycleRecord) -> str:
+    gain = record.proposal.gain if record.proposal is not None else None
+    return "" if gain is None else f" (foretold: {points(gain)} points)"
+
+
+def _verdict(verify: VerifyPart | None) -> str:
+    if verify is None or verify.observed_gain is None:
+        return ""
+    width = "" if verify.half_width is None else f" +/- {verify.half_width * 100:.1f}"
+    return f", {points(verify.observed_gain)}{width} points on {verify.requests} requests"
+
 
 Tell = Callable[[str], None]
 

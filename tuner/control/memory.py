@@ -3,18 +3,107 @@
 Instants without another word are seconds on the engine's clock, which only mean something together with its boot id.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field, ValidationError
-from rooftune.policies.errors import InputError
+
+from rooftune.policies.envelope import Envelope, Mode, is_count
+from rooftune.policies.errors import InputError, bad_value
+from rooftune.policies.guard import RATIO_KNOBS
+from rooftune.policies.quantiles import quantile
 from rooftune.policies.request import Setting
-from rooftune.tuner.control.exploration import Account
+from rooftune.tuner.control.cycle.harm import Account
+from rooftune.tuner.control.cycle.ports import Store
 from rooftune.tuner.control.outcome import Amount, Knobs
-from rooftune.tuner.control.parts import Store
-from rooftune.tuner.control.trust import Trust
-from rooftune.tuner.control.way import Way
+from rooftune.tuner.observe.rows import RequestRows
 from rooftune.tuner.record import Count, Part, Share, Words
+
+Bounds = dict[str, tuple[float, float]]
+
+
+GROWTH, SHRINK = 1.5, 0.5
+
+
+LEAST_RATIO, MOST_RATIO = 1.25, 64.0
+
+
+@dataclass(frozen=True)
+class Trust:
+    """ratio: within LEAST_RATIO..MOST_RATIO; held, failed: predictions in a row, for people."""
+
+    ratio: float = 32.0
+    held: int = 0
+    failed: int = 0
+
+    def __post_init__(self) -> None:
+        if not LEAST_RATIO <= self.ratio <= MOST_RATIO:
+            raise bad_value("trust ratio", self.ratio, f"within {LEAST_RATIO:g}..{MOST_RATIO:g}", "correct it")
+
+    def after(self, prediction_held: bool) -> "Trust":
+        """The region after one more verdict."""
+        if prediction_held:
+            return Trust(min(self.ratio * GROWTH, MOST_RATIO), self.held + 1, 0)
+        return Trust(max(self.ratio * SHRINK, LEAST_RATIO), 0, self.failed + 1)
+
+
+def region(
+    in_force: Setting,
+    envelope: Envelope,
+    operator: Mapping[str, tuple[float, float]],
+    trust: Trust,
+    without: Iterable[str] = (),
+) -> Bounds:
+    """Knob -> (least, greatest) that a search may try: envelope, operator's bounds and trust region together.
+
+    operator: the knobs that may be searched at all, with his bounds. Knobs that the engine lacks, that need a restart,
+    that stand in ``without`` or whose bounds leave nothing are left out. A chunk cap of 0 (none) stands for the
+    budget; where the region reaches the greatest budget, "none" is inside it. What is in force is always inside.
+    """
+    dropped = frozenset(without)
+    found: Bounds = {}
+    for name, (wished_low, wished_high) in operator.items():
+        bound = envelope.by_name.get(name)
+        if bound is None or bound.mode is not Mode.LIVE or name in dropped:
+            continue
+        low, high = max(bound.minimum, wished_low), min(bound.maximum, wished_high)
+        if name in RATIO_KNOBS:
+            centre = getattr(in_force, name) or in_force.step_tokens
+            low, high = max(low, math.floor(centre / trust.ratio)), min(high, math.ceil(centre * trust.ratio))
+        if low > high or (low == high and low == getattr(in_force, name)):
+            continue
+        found[name] = (float(math.ceil(low)), float(math.floor(high))) if is_count(name) else (low, high)
+    return found
+
+
+class Way(Part):
+    """Pushes that were kept though none was shown better than where they began.
+
+    start: that setting, and the cycle that pushed it (None: the engine's boot setting). gain, half_width: attainment
+    won in all, and half of its interval: the pushes' own, taken as independent of each other.
+    """
+
+    start: Knobs
+    start_cycle: Count | None = None
+    gain: float = 0.0
+    half_width: Annotated[float, Field(ge=0)] = 0.0
+
+    def onward(self, gain: float, half_width: float) -> "Way":
+        """After one more push."""
+        return self.model_copy(update={"gain": self.gain + gain, "half_width": math.hypot(self.half_width, half_width)})
+
+    @property
+    def lost(self) -> bool:
+        """Whether it was shown to be worse here than where the way began."""
+        return self.gain + self.half_width < 0.0
+
+    @property
+    def won(self) -> bool:
+        """Whether it was shown to be better here, so that another way begins."""
+        return self.gain - self.half_width > 0.0
+
 
 KEY = "loop"
 MOST_TRIED = 50
@@ -167,3 +256,34 @@ def _settings(memory: Memory) -> Iterator[Knobs]:
 
 def remember(store: Store, memory: Memory) -> None:
     store.keep(KEY, memory.model_dump_json())
+
+
+def traffic_of(requests: RequestRows, span_s: float) -> Traffic | None:
+    """Rate and lengths; None for fewer than ten requests."""
+    if len(requests) < 10 or span_s <= 0.0:
+        return None
+    prompts, outputs = requests.prompt_tokens, requests.output_tokens
+    mean = float(prompts.mean())
+    return Traffic(
+        requests=len(requests),
+        rate_rps=len(requests) / span_s,
+        prompt_p50_tokens=quantile(prompts, 0.5),
+        prompt_mean_tokens=mean,
+        prompt_spread=float(prompts.std()) / max(mean, 1.0),
+        output_p50_tokens=quantile(outputs, 0.5),
+    )
+
+
+def alike(one: Traffic, other: Traffic, ratio: float = 1.5) -> bool:
+    """Whether two windows carried about the same traffic: every figure within ``ratio``, and beyond that what chance
+    does to windows of so few requests."""
+    counting = math.sqrt(1.0 / max(one.requests, 1) + 1.0 / max(other.requests, 1))
+    spread = max(one.prompt_spread, other.prompt_spread)
+    pairs = (
+        (one.rate_rps, other.rate_rps, counting),
+        (one.prompt_p50_tokens, other.prompt_p50_tokens, counting),
+        (one.prompt_mean_tokens, other.prompt_mean_tokens, spread * counting),
+        (one.output_p50_tokens, other.output_p50_tokens, counting),
+    )
+    far = [abs(math.log(max(a, 1e-9) / max(b, 1e-9))) > math.log(ratio) + 2.0 * noise for a, b, noise in pairs]
+    return not any(far)

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, tzinfo
+from datetime import UTC, datetime, tzinfo
 from types import MappingProxyType
 
 from rooftune.policies.envelope import KNOB_NAMES
 from rooftune.policies.errors import bad_value
-from rooftune.policies.limits import GuardLimits
-from rooftune.policies.targets import Slo
+from rooftune.policies.guard import GuardLimits
+from rooftune.policies.slo import Slo
 from rooftune.policies.verify import RollbackThresholds
 from rooftune.tuner.config import Config
 
@@ -98,3 +98,33 @@ def options_of(config: Config, storage: str | None) -> LoopOptions:
         storage=storage,
         zone=config.maintenance.zone,
     )
+
+
+DAY_MINUTES = 24 * 60
+DAY_S = 86_400.0
+
+
+def minute_of_week(wall_s: float, zone: tzinfo) -> int:
+    """Minute 0..10079 of the week at ``wall_s`` (seconds since 1970) as clocks in ``zone`` show it; 0: Monday 00:00.
+
+    The hour that is skipped in spring does not occur, the one repeated in autumn occurs twice: a window that is
+    written down for the wall clock means the wall clock.
+    """
+    local = _local(wall_s, zone)
+    return local.weekday() * DAY_MINUTES + local.hour * 60 + local.minute
+
+
+def day(wall_s: float, zone: tzinfo) -> str:
+    """The date in ``zone``, such as 2026-03-29: what a budget for a day is counted by."""
+    return _local(wall_s, zone).date().isoformat()
+
+
+def hour_of_day(wall_s: float, zone: tzinfo) -> int:
+    """0..23, part of a fingerprint of traffic."""
+    return _local(wall_s, zone).hour
+
+
+def _local(wall_s: float, zone: tzinfo) -> datetime:
+    if not (math.isfinite(wall_s) and 0.0 <= wall_s < 1e11):
+        raise bad_value("wall clock", wall_s, "seconds since 1970 within 0..1e11", "set the machine's clock")
+    return datetime.fromtimestamp(wall_s, UTC).astimezone(zone)

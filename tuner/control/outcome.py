@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
+
 from rooftune.policies.guard import Action, Reason
 from rooftune.tuner.record import Count, Part, Seconds, Share, Words
 
@@ -142,7 +143,7 @@ class VerifyPart(Part):
 
 
 class SignalPart(Part):
-    """One thing that is wrong or worth knowing, with its cause. code: ``rooftune.tuner.control.signals.Signal``."""
+    """One thing that is wrong or worth knowing, with its cause. code: a ``Signal``."""
 
     code: Words
     evidence: dict[str, float]

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+
 from rooftune.policies.errors import InputError, bad_value
 from rooftune.tuner.model.samples import FloatArray
 

@@ -8,6 +8,7 @@ pass over everything would give.
 
 import numpy as np
 import numpy.typing as npt
+
 from rooftune.policies.errors import bad_value
 from rooftune.tuner.model.samples import FloatArray, StepSamples, join
 

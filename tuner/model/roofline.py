@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
+
 from rooftune.policies.errors import RefusedError, bad_value
 from rooftune.policies.step_time import StepModel, step_time
 from rooftune.tuner.model.samples import FloatArray, StepSamples

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+
 from rooftune.policies.errors import InputError
 from rooftune.tuner.files import write_whole
 from rooftune.tuner.model.samples import COLUMNS, StepSamples

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
+
 from rooftune.policies.errors import InputError, bad_value
 
 FloatArray = npt.NDArray[np.float64]

@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from rooftune.tuner.model.samples import FloatArray
 
-CUTOFF = 6.0
-# No formula holds a step better than this; a smaller spread would turn rounding into evidence.
-MIN_SPREAD = 0.01
+from rooftune.policies.step_time import StepModel
+from rooftune.tuner.model.samples import FloatArray, StepSamples
 
 
 @dataclass(frozen=True)
@@ -78,6 +76,93 @@ class Problem:
         safe = np.maximum(free, 1e-12)
         distance = np.where(known, (self.prior_log - np.log(safe)) / self.prior_sd, 0.0)
         return distance, np.where(known, 1.0 / (safe * self.prior_sd), 0.0)
+
+
+# Coefficients in the order of the columns, by group.
+OUTSIDE = ("overhead_s", "sequence_s")
+MEMORY = ("floor_s", "kv_s_per_token")
+COMPUTE = ("slope_s_per_token", "attention_s")
+NAMES = OUTSIDE + MEMORY + COMPUTE
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of the coefficients in ``used``; scale: seconds per unit of the solver's number, one for each."""
+
+    samples: StepSamples
+    used: tuple[str, ...]
+    scale: FloatArray
+
+    def place(self, name: str) -> int:
+        """Position of a used coefficient."""
+        return self.used.index(name)
+
+    def problem(self, prior: Sequence[float], prior_sd: Sequence[float], mixing: FloatArray | None = None) -> Problem:
+        """The solver's problem. prior: coefficients in ``used`` order; prior_sd: spreads of their logs, inf for none.
+
+        With a ``mixing`` the priors are those of the free coefficients it starts from.
+        """
+        unit = self.unit_s
+        raw = {name: column_of(self.samples, name) for name in self.used}
+        groups = [
+            np.stack([raw[n] * self.scale[self.place(n)] / unit for n in group if n in self.used], axis=1)
+            if any(n in self.used for n in group)
+            else np.zeros((len(self.samples), 0))
+            for group in (OUTSIDE, MEMORY, COMPUTE)
+        ]
+        with np.errstate(divide="ignore"):
+            logs = np.log(np.asarray(prior, dtype=np.float64) / self.scale)
+        sd = np.asarray(prior_sd, dtype=np.float64)
+        return Problem(
+            np.log(self.samples.duration_s / unit),
+            groups[0],
+            groups[1],
+            groups[2],
+            np.eye(len(self.used)) if mixing is None else mixing,
+            np.where(np.isfinite(sd), logs, 0.0),
+            sd,
+        )
+
+    @property
+    def unit_s(self) -> float:
+        """The time that the solver calls 1."""
+        return float(np.median(self.samples.duration_s))
+
+    def model(self, theta: FloatArray, softness: float) -> StepModel:
+        """Coefficients in seconds; those not used are 0."""
+        values = dict.fromkeys(NAMES, 0.0)
+        values.update({name: float(t * s) for name, t, s in zip(self.used, theta, self.scale, strict=True)})
+        return StepModel(**values, sharpness=1.0 / softness if softness > 0.0 else 0.0)
+
+
+def column_of(samples: StepSamples, name: str) -> FloatArray:
+    """What the coefficient multiplies in each step, shape (n,)."""
+    if name in ("overhead_s", "floor_s"):
+        return np.ones(len(samples))
+    if name == "sequence_s":
+        return samples.sequences
+    if name == "kv_s_per_token":
+        return samples.context_tokens
+    if name == "slope_s_per_token":
+        return samples.computed_tokens
+    return samples.attention_work
+
+
+def make_columns(samples: StepSamples) -> Columns:
+    """Columns that vary. One that does not cannot be told from a constant, and its coefficient is left out."""
+    used = tuple(
+        name
+        for name in NAMES
+        if name in ("overhead_s", "floor_s", "slope_s_per_token") or np.ptp(column_of(samples, name)) > 0.0
+    )
+    unit = float(np.median(samples.duration_s))
+    typical = np.array([float(np.mean(column_of(samples, name))) for name in used])
+    return Columns(samples, used, unit / typical)
+
+
+CUTOFF = 6.0
+# No formula holds a step better than this; a smaller spread would turn rounding into evidence.
+MIN_SPREAD = 0.01
 
 
 @dataclass(frozen=True)
@@ -173,3 +258,60 @@ def covariance(problem: Problem, found: Solution) -> FloatArray:
     # An uninformative direction has neither score nor curvature: say "unknown", not "exactly known".
     weak = vectors[:, values <= 1e-9 * values.max() * 1.001]
     return result + 1e12 * (weak @ weak.T) if weak.size else result
+
+
+_TRIAL_KNEES = 7
+_ROUNDS = 4
+
+
+def starting_points(columns: Columns, problem: Problem, rows: slice, keep: int = 3) -> list[FloatArray]:
+    """The ``keep`` best coefficient vectors (solver's units) among trial knees between the seen token counts.
+
+    Different ones: neighbouring knees that part the steps alike lead to the same line.
+    rows: the rows of the samples that ``problem`` holds.
+    """
+    tokens = columns.samples.computed_tokens[rows]
+    low, high = float(tokens.min()), float(tokens.max())
+    knees = np.exp(np.linspace(np.log(low), np.log(high), _TRIAL_KNEES + 2))[1:]
+    found: list[FloatArray] = []
+    for knee in knees:
+        theta = _linear(problem, tokens < knee)
+        if not any(np.allclose(theta, other, rtol=1e-3, atol=1e-6) for other in found):
+            found.append(theta)
+    best = robust_order([problem.residual(theta, 0.0)[0] for theta in found])
+    return [found[place] for place in best[:keep]]
+
+
+def starting_point_of(columns: Columns, model: StepModel) -> FloatArray:
+    """An earlier model in the solver's units."""
+    return np.array([getattr(model, name) for name in columns.used]) / columns.scale
+
+
+def _linear(problem: Problem, below: FloatArray) -> FloatArray:
+    """Least absolute relative error by reweighting, the flat group below the knee and the growing one above it."""
+    flat = below[:, None] * problem.memory
+    growing = (1.0 - below)[:, None] * problem.compute
+    design = np.concatenate([problem.outside, flat, growing], axis=1)
+    relative = design / np.exp(problem.log_time)[:, None]
+    weights = np.ones(len(relative))
+    theta = np.zeros(design.shape[1])
+    for _ in range(_ROUNDS):
+        scaled = relative * weights[:, None]
+        normal = scaled.T @ relative
+        ridge = 1e-9 * max(float(np.trace(normal)), 1e-300)
+        theta = nonnegative_solution(normal + ridge * np.eye(len(theta)), scaled.sum(axis=0))
+        weights = 1.0 / np.maximum(np.abs(relative @ theta - 1.0), 0.02)
+    return theta
+
+
+def nonnegative_solution(normal: FloatArray, right: FloatArray) -> FloatArray:
+    """Solve normal @ x = right, dropping the most negative coefficient until none is."""
+    active = np.ones(len(right), dtype=np.bool_)
+    x = np.zeros(len(right))
+    while active.any():
+        x[:] = 0.0
+        x[active] = np.linalg.solve(normal[np.ix_(active, active)], right[active])
+        if x.min() >= 0.0:
+            break
+        active[int(np.argmin(x))] = False
+    return np.maximum(x, 0.0)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
+
 from rooftune.policies import wire
 from rooftune.policies.errors import bad_value
 from rooftune.tuner.clock import Clock

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+
 from rooftune.policies import wire
 from rooftune.policies.errors import InputError
 from rooftune.policies.outcomes import Outcomes

@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+
 from rooftune.policies.errors import bad_value
 from rooftune.tuner.observe.protocol import Reading
 from rooftune.tuner.observe.rows import FINISHED, BoolArray, FloatArray, RequestRows, StepRows

@@ -4,6 +4,7 @@ import ssl
 from collections.abc import Iterable
 
 import httpcore
+
 from rooftune.tuner.clock import Clock
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpcore
+
 from rooftune.policies.errors import InputError, bad_value
 from rooftune.tuner.clock import Clock, SystemClock
 from rooftune.tuner.ports.address import Address, parse_address

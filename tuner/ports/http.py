@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
+
 from rooftune.policies import wire
 from rooftune.policies.errors import InputError
 from rooftune.tuner.clock import Clock

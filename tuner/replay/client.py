@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import httpx
+
 from rooftune.policies.errors import InputError, RefusedError, UnreachableError
 from rooftune.policies.wire import MAX_ANSWER_BYTES
-from rooftune.tuner.replay.flight import Flight
-from rooftune.tuner.replay.stream import BadStream, EventReader, message_of
+from rooftune.tuner.replay.stream import BadStream, EventReader, Flight, message_of
 
 CONNECT_S = 10.0
 # A whole answer that is no completion: a server that drips a byte a second keeps any limit per read.

@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 import httpx
+
 from rooftune.policies.errors import InputError
 from rooftune.policies.wire import MAX_ANSWER_BYTES, RequestColumns, parse
 from rooftune.tuner.replay.client import get

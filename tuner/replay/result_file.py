@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, ValidationError, model_validator
-from rooftune.tuner.files import shown_path
+
+from rooftune.tuner.files import read_text, shown_path, write_text
 from rooftune.tuner.record import (
     Count,
     MarginPart,
@@ -24,7 +25,6 @@ from rooftune.tuner.record import (
     Words,
     first_problem,
 )
-from rooftune.tuner.sim.files import read_text, write_text
 
 SCHEMA: Final = "rooftune.replay"
 VERSION: Final = 1

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from rooftune.policies.errors import RooftuneError
-from rooftune.tuner.replay.flight import Flight
-from rooftune.tuner.sim.workload import FloatArray
+from rooftune.tuner.replay.stream import Flight
+from rooftune.tuner.traffic.workload import FloatArray
 
 # Bodies made before the start; beyond it each is made just before its time, while nothing else is due.
 PREPARED_BYTES = 256 * 1024 * 1024

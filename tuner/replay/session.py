@@ -10,15 +10,16 @@ from dataclasses import dataclass
 
 import httpx
 import numpy as np
+
 from rooftune.policies.commands import Terminated
 from rooftune.policies.errors import InputError, RooftuneError
 from rooftune.tuner.replay.client import ask, body, open_client, open_clients, served_model
 from rooftune.tuner.replay.engine_side import EngineReader
-from rooftune.tuner.replay.flight import Flight
 from rooftune.tuner.replay.prompts import DEFAULT_VOCAB_TOKENS, PromptMaker
 from rooftune.tuner.replay.result_file import ClientPart, EnginePart, RequestPart
 from rooftune.tuner.replay.run import Bodies, send_all
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.replay.stream import Flight
+from rooftune.tuner.traffic.workload import Traffic
 
 # Beyond these the client's times say more about the client than about the server.
 LATE_P99_S = 0.02

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from rooftune.policies.request import DEADLINE, FCFS, PRESSURE, STEP_TIME_TARGET, Setting
 from rooftune.policies.slo import Condition, MarginRow, Slo
 from rooftune.policies.step_time import StepCost, StepModel, knee_tokens
@@ -23,10 +24,10 @@ from rooftune.tuner.record import (
     plain,
 )
 from rooftune.tuner.report.details import curve_part, feasible_part, timeline_part
-from rooftune.tuner.report.groups import group_parts
+from rooftune.tuner.report.tables import group_parts
 from rooftune.tuner.search.evaluation import Evaluation, Recommendation, Role
 from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.traffic.workload import Traffic
 
 _ALWAYS_SHOWN = ("step_tokens", "chunk_cap_tokens", "max_running")
 # Knobs that only do something beside another one.

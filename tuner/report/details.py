@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+
 from rooftune.policies.request import IntArray, Setting
 from rooftune.policies.slo import Slo, good
 from rooftune.policies.step_time import StepCost, StepModel, chunk_attention_work, knee_tokens, priced, step_cost
@@ -12,7 +13,7 @@ from rooftune.tuner.search.evaluation import Recommendation, Verdict
 from rooftune.tuner.search.feasible_rate import LOWEST_SCALE, feasible_rate
 from rooftune.tuner.search.stretch import MINUTE_S, Steps, steps_between, worst_window
 from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.traffic.workload import Traffic
 
 CURVE_POINTS = 64
 CURVE_BEYOND = 1.25  # of the larger of both budgets

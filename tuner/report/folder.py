@@ -11,8 +11,7 @@ from pathlib import Path
 from rooftune.policies.errors import InputError, UnreachableError
 from rooftune.tuner.files import FULL, locked, shown_path
 from rooftune.tuner.record import RunRecord
-from rooftune.tuner.report.markdown import markdown_page
-from rooftune.tuner.report.page import html_page
+from rooftune.tuner.report.render import html_page, markdown_page
 
 REMEDY = "choose a folder that is yours"
 

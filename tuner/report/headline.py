@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from rooftune.tuner.record import RunRecord, TrialPart
-from rooftune.tuner.report import reason, trust, words
+from rooftune.tuner.report import findings as reason
+from rooftune.tuner.report import trust, words
 from rooftune.tuner.report.findings import extras, first_words, little_to_gain, missed, unreachable_words
 from rooftune.tuner.report.flags import flags_added, vllm_flags_before
 from rooftune.tuner.report.trust import moves

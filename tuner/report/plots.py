@@ -8,6 +8,7 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
+
 from rooftune.policies.step_time import StepModel, step_time
 from rooftune.tuner.files import write_whole
 from rooftune.tuner.model.roofline import Interval

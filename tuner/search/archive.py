@@ -7,17 +7,25 @@ can ever disagree with what is stored.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import TypeVar
+from hashlib import sha256
+from typing import Any, TypeVar
 
+import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
+
 from rooftune.policies.request import Setting
+from rooftune.policies.slo import Slo
+from rooftune.policies.step_time import StepCost, StepModel
 from rooftune.tuner.search.lessons import LiveResult
+from rooftune.tuner.search.space import SearchSpace
 from rooftune.tuner.search.study import again, open_storage
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.traffic.workload import Traffic
 
 T = TypeVar("T")
 
@@ -134,3 +142,29 @@ def _setting(trial: FrozenTrial) -> Setting | None:
         return Setting(**json.loads(trial.user_attrs[_KEY]))
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def study_key(
+    name: str, seen: Traffic, space: SearchSpace, engine: Engine, model: StepModel | StepCost, slo: Slo
+) -> str:
+    """``name`` and a short sum of all that a value depends on; ``seen``: the traffic that trials run on.
+
+    How far budgets and caps may go is left out: a wider or narrower range is the same study.
+    """
+    # What a trial draws by itself does not count, what it takes over from the base does.
+    drawn = dict.fromkeys(space.knobs & {*Setting._fields}, 0)
+    boot = engine.boot._replace(ceiling_tokens=0)
+    digest = sha256(repr((space.base._replace(**drawn), boot, engine.kv_blocks, slo)).encode())
+    outside = (engine.outside_first_s, engine.outside_token_s)
+    columns = [getattr(seen, field.name) for field in fields(seen) if field.name not in ("name", "tenant_names")]
+    for part in _flat((*columns, *outside, *model)):
+        digest.update(part)
+    return f"{name}/{digest.hexdigest()[:12]}"
+
+
+def _flat(value: Any) -> Iterator[bytes]:
+    if isinstance(value, tuple):
+        for part in value:
+            yield from _flat(part)
+    else:
+        yield np.asarray(value).tobytes()

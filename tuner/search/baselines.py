@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
+
 from rooftune.policies.budget import within_time
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo

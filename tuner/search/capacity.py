@@ -10,21 +10,29 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
+
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import MarginRow, Slo
 from rooftune.policies.step_time import StepCost, StepModel
-from rooftune.tuner.search.climb import STRIDES_TOKENS, beside, candidates, climb
 from rooftune.tuner.search.evaluation import Role
-from rooftune.tuner.search.feasible_rate import TOLERANCE, FeasibleRate, feasible_rate
+from rooftune.tuner.search.feasible_rate import (
+    STRIDES_TOKENS,
+    TOLERANCE,
+    FeasibleRate,
+    beside,
+    candidates,
+    climb,
+    feasible_rate,
+)
 from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.search.rank import binding
 from rooftune.tuner.search.recommend import recommend
 from rooftune.tuner.search.space import STOCK_VLLM
 from rooftune.tuner.search.stretch import MINUTE_S, Steps, steps_between, worst_window
 from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.sim.reshape import scale_rate
 from rooftune.tuner.sim.result import RunResult
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.traffic.reshape import scale_rate
+from rooftune.tuner.traffic.workload import Traffic
 
 Model = StepModel | StepCost
 Progress = Callable[[str, int, int], None]

@@ -14,20 +14,18 @@ from rooftune.policies.request import DEADLINE, Setting
 from rooftune.policies.slo import Slo, attainment
 from rooftune.policies.step_time import StepCost, StepModel, priced, step_time
 from rooftune.tuner.search import baselines
-from rooftune.tuner.search.arena import PARALLEL, Arena, Track
-from rooftune.tuner.search.corrected import Corrected
+from rooftune.tuner.search.arena import PARALLEL, Arena, Track, slices
 from rooftune.tuner.search.evaluation import Evaluation, Role, Verdict
-from rooftune.tuner.search.lessons import LiveResult, distance_octaves, lesson
+from rooftune.tuner.search.lessons import Corrected, LiveResult, distance_octaves, lesson
 from rooftune.tuner.search.live_values import LiveProposal, Question
 from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.search.rank import BATCH_SHARE, SAME_SHARE, alike, binding, complexity, noise, rank, value, verdict
-from rooftune.tuner.search.slices import slices
 from rooftune.tuner.search.space import EVERYTHING, SearchSpace, search_space
 from rooftune.tuner.search.study import SettingStudy, constraints_of
 from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.sim.reshape import Burst, add_burst
 from rooftune.tuner.sim.result import RunResult
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.traffic.reshape import Burst, add_burst
+from rooftune.tuner.traffic.workload import Traffic
 
 Model = StepModel | StepCost
 Tell = Callable[[str, int, int], None]

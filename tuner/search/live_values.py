@@ -11,7 +11,7 @@ from rooftune.tuner.search.lessons import LiveResult
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.noise import QUIET, StepNoise
 from rooftune.tuner.sim.result import RunResult
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.traffic.workload import Traffic
 
 Model = StepModel | StepCost
 

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+
 from rooftune.policies.quantiles import quantile, weighted_quantile
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import (
@@ -21,7 +22,7 @@ from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.noise import QUIET, StepNoise
 from rooftune.tuner.sim.result import RunResult
 from rooftune.tuner.sim.twin import NEVER, simulate
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.traffic.workload import Traffic
 
 # A margin beyond this says "far off" and nothing more: samplers add positive margins up.
 MARGIN_CAP = 10.0

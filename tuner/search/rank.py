@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import MarginRow, Slo, good
 from rooftune.tuner.search.evaluation import Evaluation, Verdict

@@ -13,17 +13,16 @@ from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo
 from rooftune.policies.step_time import StepCost, StepModel, priced
 from rooftune.tuner.search import baselines
-from rooftune.tuner.search.arena import PARALLEL, Arena, Track
+from rooftune.tuner.search.archive import study_key
+from rooftune.tuner.search.arena import PARALLEL, WINDOWS, Arena, Track, slices
 from rooftune.tuner.search.evaluation import Evaluation, Recommendation, Role, Verdict
-from rooftune.tuner.search.identity import study_key
 from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.search.rank import SAME_SHARE, alike, binding, known, noise, rank, to_set, value, verdict
-from rooftune.tuner.search.slices import WINDOWS, slices
 from rooftune.tuner.search.space import STOCK_VLLM, SearchSpace, search_space
 from rooftune.tuner.search.study import SettingStudy
 from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.sim.reshape import Burst, add_burst
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.traffic.reshape import Burst, add_burst
+from rooftune.tuner.traffic.workload import Traffic
 
 Progress = Callable[[str, int, int], None]
 Model = StepModel | StepCost

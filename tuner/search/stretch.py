@@ -3,15 +3,16 @@
 from dataclasses import dataclass
 
 import numpy as np
+
 from rooftune.policies.outcomes import BoolArray, FloatArray, IntArray
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo, good
 from rooftune.policies.step_time import StepCost, StepModel
 from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.sim.reshape import window
 from rooftune.tuner.sim.result import RunResult
 from rooftune.tuner.sim.twin import simulate
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.traffic.reshape import window
+from rooftune.tuner.traffic.workload import Traffic
 
 # A log row is one request in one step (32 bytes); a stretch that would need more begins later than an idle instant.
 MOST_ROWS = 3_000_000

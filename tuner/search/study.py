@@ -22,13 +22,14 @@ from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import TrialState
+from sqlalchemy.exc import SQLAlchemyError
+
 from rooftune.policies.errors import InputError, RefusedError, UnreachableError
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import MarginRow
 from rooftune.tuner.search.evaluation import Evaluation
 from rooftune.tuner.search.objective import constraint
 from rooftune.tuner.search.space import Recorded, SearchSpace
-from sqlalchemy.exc import SQLAlchemyError
 
 T = TypeVar("T")
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
+
 from rooftune.policies.errors import InputError, bad_value
 from rooftune.policies.outcomes import BoolArray, FloatArray, Outcomes
 from rooftune.policies.quantiles import weighted_quantile

@@ -10,6 +10,7 @@ setting, a finish, and before KV blocks could run out.
 from typing import NamedTuple
 
 import numpy as np
+
 from rooftune.policies.kv import blocks_for, fits, grow
 from rooftune.policies.packing import arrange_running, finish_step, leave, plan_step, release_leaving
 from rooftune.policies.request import (

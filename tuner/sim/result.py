@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 
 import numpy as np
+
 from rooftune.policies.outcomes import Outcomes
 from rooftune.policies.request import FloatArray, IntArray
 from rooftune.tuner.sim import kernel
 from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.traffic.workload import Traffic
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
 from rooftune.policies.errors import InputError, bad_value
 from rooftune.policies.request import Boot, Setting
 from rooftune.policies.slo import Condition, Metric, Override, Slo, Target
-from rooftune.tuner.files import shown_path
+from rooftune.tuner.files import read_text, shown_path
 from rooftune.tuner.record import first_problem
 from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.sim.files import read_text
-from rooftune.tuner.sim.reshape import scale_rate, window
-from rooftune.tuner.sim.traces import load_traffic
 from rooftune.tuner.sim.twin import Change
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.traffic.reshape import scale_rate, window
+from rooftune.tuner.traffic.traces import load_traffic
+from rooftune.tuner.traffic.workload import Traffic
 
 SCHEMA = "rooftune.simulate-input"
 VERSION = 1
@@ -84,7 +84,7 @@ class ChangeInput(_Part):
 
 
 class TargetInput(_Part):
-    """See ``rooftune.policies.targets.Target``."""
+    """See ``rooftune.policies.slo.Target``."""
 
     metric: Metric
     quantile: float
@@ -95,7 +95,7 @@ class TargetInput(_Part):
 
 
 class WhenInput(_Part):
-    """See ``rooftune.policies.targets.Condition``."""
+    """See ``rooftune.policies.slo.Condition``."""
 
     min_prompt_tokens: int | None = None
     max_prompt_tokens: int | None = None

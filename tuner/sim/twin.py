@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+
 from rooftune.policies.errors import bad_value
 from rooftune.policies.request import (
     CACHED,
@@ -29,7 +30,7 @@ from rooftune.tuner.sim.compile import compiled
 from rooftune.tuner.sim.engine import Engine, check_setting
 from rooftune.tuner.sim.noise import QUIET, StepNoise
 from rooftune.tuner.sim.result import RunResult
-from rooftune.tuner.sim.workload import Traffic
+from rooftune.tuner.traffic.workload import Traffic
 
 NEVER = 1 << 62
 

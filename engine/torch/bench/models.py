@@ -5,10 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rooftune.engine.models.catalog import find_packaged
-from rooftune.engine.torch.get_model import get_model
+from rooftune.engine.catalog import find_packaged
+from rooftune.engine.torch.get_model import get_model, quiet
 from rooftune.engine.torch.make_model import make_model
-from rooftune.engine.torch.quiet import quiet
 from rooftune.policies.errors import InputError, MissingDataError
 
 PACKAGED = "smollm2-135m"

@@ -15,14 +15,15 @@ from statistics import median
 from threading import Thread
 
 import torch
+
 from rooftune.engine.interface import Deliver, GenerationRequest, TokenEvent
 from rooftune.engine.metrics import Metrics
 from rooftune.engine.options import EngineOptions
 from rooftune.engine.running import RunningEngine
-from rooftune.engine.server_stream import deliver_on
+from rooftune.engine.server.stream import deliver_on
 from rooftune.engine.torch.bench.models import packaged_model
 from rooftune.engine.torch.geometry import StepGeometry
-from rooftune.engine.torch.head import SlicedHead
+from rooftune.engine.torch.linear import SlicedHead
 from rooftune.engine.torch.load import load_runner
 from rooftune.engine.torch.runner import TorchRunner
 from rooftune.engine.torch.sampling import greedy

@@ -17,6 +17,8 @@ from pathlib import Path
 from threading import Event
 
 import torch
+from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
+
 from rooftune.engine.interface import GenerationRequest, TokenEvent
 from rooftune.engine.options import EngineOptions
 from rooftune.engine.running import RunningEngine
@@ -25,7 +27,6 @@ from rooftune.engine.torch.load import choose_dtype, load_runner
 from rooftune.policies.commands import Figure
 from rooftune.policies.quantiles import median_interval
 from rooftune.policies.request import Setting
-from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 
 BUDGET_TOKENS = 512
 KV_TOKENS = 32_768

@@ -1,0 +1,184 @@
+"""Runs an engine behind its sockets until a signal, then drains: health says 503, answers in flight are finished."""
+
+import asyncio
+import contextlib
+import math
+import signal
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from rooftune.engine.interface import Engine
+from rooftune.engine.server.limits import ImpatientProtocol
+from rooftune.engine.server.stream import deliver_on
+from rooftune.policies.errors import InputError, RefusedError
+
+_HEALTH_EVERY_S = 0.5
+_FLUSH_S = 5  # for clients to read what is written already
+_BACKLOG = 2048
+_MOST_KEEPIDLE_S = 32_767  # Linux's own bound
+_PROBE_EVERY_S = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """One application on one bound socket."""
+
+    app: ASGIApp
+    bound: socket.socket
+
+
+def bind_tcp(host: str, port: int, client_s: float) -> socket.socket:
+    """A bound socket. client_s: a client that reads nothing for so long, or has vanished so long without a word, is
+    cut off. Raises InputError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise InputError(f"--host {host!r}: {error.strerror or error}; give an address of this machine") from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _cut_off_after(bound, client_s)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise InputError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another") from error
+    return bound
+
+
+def _cut_off_after(bound: socket.socket, client_s: float) -> None:
+    """For every connection that is accepted here: Linux hands these settings down."""
+    if not hasattr(socket, "TCP_USER_TIMEOUT"):
+        return
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(client_s * 1000))
+    # While nothing is written (a request that waits, an answer in one piece) only a probe finds out who is gone.
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, min(_MOST_KEEPIDLE_S, math.ceil(client_s)))
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_EVERY_S)
+
+
+def bind_unix(path: Path) -> socket.socket:
+    """A Unix socket that only this user may open. Raises InputError, also when something is there already.
+
+    The file of a server that was killed is no such thing: nobody answers there, and the next start takes its place.
+    """
+    bound = socket.socket(socket.AF_UNIX)
+    try:
+        if path.is_socket() and _is_left_over(path):
+            path.unlink()
+        bound.bind(str(path))
+        path.chmod(0o600)
+    except OSError as error:
+        bound.close()
+        raise InputError(f"cannot listen on {str(path)!r}: {error.strerror or error}; choose a new path") from error
+    return bound
+
+
+def _is_left_over(path: Path) -> bool:
+    """Whether nobody listens at a Unix socket's file."""
+    with socket.socket(socket.AF_UNIX) as caller:
+        try:
+            caller.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+    return False
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: it would close the door before the engine has drained."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def run(engine: Engine, listeners: Sequence[Listener], *, drain_s: float, ready: Callable[[], None]) -> None:
+    """Start the engine and serve until SIGTERM or SIGINT; a second signal cuts the draining short.
+
+    ready: called once when every listener answers.
+
+    Raises RefusedError when answers were left at the end of ``drain_s`` or the engine broke.
+    """
+
+    async def until_signal() -> None:
+        signals: asyncio.Queue[int] = asyncio.Queue()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
+        await serve(engine, listeners, signals, drain_s, ready)
+
+    asyncio.run(until_signal())
+
+
+async def serve(
+    engine: Engine,
+    listeners: Sequence[Listener],
+    signals: "asyncio.Queue[int]",
+    drain_s: float,
+    ready: Callable[[], None],
+) -> None:
+    """The same, told to stop by whatever comes out of ``signals``."""
+    engine.deliver_with(deliver_on(asyncio.get_running_loop()))
+    engine.start()
+    servers = [_server(listener.app) for listener in listeners]
+    serving = [
+        asyncio.create_task(server.serve(sockets=[listener.bound]))
+        for server, listener in zip(servers, listeners, strict=True)
+    ]
+    try:
+        while not all(server.started for server in servers):
+            await asyncio.sleep(0.01)
+        ready()
+        healthy = await _until_signal(engine, signals)
+        left = await _drain(engine, signals, drain_s) if healthy else False
+    finally:
+        await asyncio.to_thread(engine.stop)
+        for server in servers:
+            server.should_exit = True
+        await asyncio.gather(*serving)
+    if not healthy:
+        raise RefusedError("the engine broke and nothing can be answered; see the trace above, then start it again")
+    if left:
+        raise RefusedError(f"stopped with answers unfinished after {drain_s:g} s; give --drain more time")
+
+
+def _server(app: ASGIApp) -> _Server:
+    return _Server(
+        uvicorn.Config(
+            app,
+            http=ImpatientProtocol,
+            lifespan="off",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # nobody's word about an address is taken
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=_FLUSH_S,
+            backlog=_BACKLOG,
+            ws="none",
+        )
+    )
+
+
+async def _until_signal(engine: Engine, signals: "asyncio.Queue[int]") -> bool:
+    """True on a signal, False when the engine broke."""
+    while engine.snapshot().healthy:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(signals.get(), _HEALTH_EVERY_S)
+            return True
+    return False
+
+
+async def _drain(engine: Engine, signals: "asyncio.Queue[int]", drain_s: float) -> bool:
+    """Whether answers were left unfinished."""
+    print("rooftune: draining, a second signal stops at once", flush=True)
+    draining = asyncio.create_task(asyncio.to_thread(engine.drain, drain_s))
+    again = asyncio.create_task(signals.get())
+    await asyncio.wait({draining, again}, return_when=asyncio.FIRST_COMPLETED)
+    again.cancel()
+    return not (draining.done() and draining.result())

@@ -1,0 +1,275 @@
+"""The routes of the tuning protocol. Who may use them is decided by where they are mounted and by the token.
+
+With a token reads and writes both need it. Without one they are read-only and belong on a loopback port or a Unix
+socket of their own, never on a public port: the address of a peer is no proof of anything.
+"""
+
+import hmac
+import stat
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from rooftune.engine.server.limits import ApiError, read_body
+from rooftune.engine.tuning_source import CHANGES, Change, Read, TuningSource
+from rooftune.policies import wire
+from rooftune.policies.errors import InputError
+
+MIN_TOKEN_CHARS = 16
+_MOST_BYTES = 65_536
+
+
+class SecretFile:
+    """One or more tokens, one a line, so that old and new both count while clients change over.
+
+    The file is looked at for every request and read again when it changed. When it is gone or unusable later on,
+    nobody gets in: a secret that was taken away must not live on. Raises InputError when it is unusable at the start.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._seen: tuple[int, int, int] | None = None
+        self._tokens: tuple[bytes, ...] = ()
+        self._refresh()
+
+    def holds(self, given: str) -> bool:
+        """Whether ``given`` is one of the tokens."""
+        try:
+            with self._lock:
+                self._refresh()
+                tokens = self._tokens
+        except InputError:
+            return False
+        candidate = given.encode("latin-1", "replace")  # as the header came; nothing else is in a header
+        same = [hmac.compare_digest(candidate, token) for token in tokens]  # all of them, whichever matches
+        return any(same)
+
+    def _refresh(self) -> None:
+        try:
+            found = self._path.stat()
+            mark = (found.st_mtime_ns, found.st_size, found.st_ino)
+            if mark == self._seen:
+                return
+            self._seen = None
+            if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
+                raise InputError(f"token file {str(self._path)!r} must be a file of at most {_MOST_BYTES} bytes")
+            lines = self._path.read_bytes().split(b"\n")
+        except OSError as error:
+            self._seen = None
+            raise InputError(f"token file {str(self._path)!r} cannot be read: {error.strerror}; correct it") from error
+        tokens = tuple(line.strip() for line in lines if line.strip())
+        if not tokens or min(len(token) for token in tokens) < MIN_TOKEN_CHARS:
+            raise InputError(
+                f"token file {str(self._path)!r} needs tokens of at least {MIN_TOKEN_CHARS} characters, one a line; "
+                "make one with: openssl rand -hex 32"
+            )
+        self._tokens, self._seen = tokens, mark
+
+
+def require(secret: SecretFile | None, connection: HTTPConnection) -> None:
+    """Raises ApiError 401 unless the request carries ``Authorization: Bearer TOKEN``; no secret: anybody may."""
+    if secret is None:
+        return
+    scheme, _, given = connection.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not secret.holds(given.strip()):
+        raise ApiError(401, "a valid bearer token is needed in the header Authorization", code="invalid_api_key")
+
+
+MOST_AFTER = 2**53
+_AFTER = {
+    "name": "after",
+    "in": "query",
+    "required": False,
+    "description": "only rows with a number above this; -1: from the oldest kept; then `next` of the latest answer",
+    "schema": {"type": "integer", "minimum": -1, "maximum": MOST_AFTER, "default": -1},
+}
+
+
+def openapi(*, read_only: bool) -> dict[str, Any]:
+    """read_only: without a token, so the routes that change something refuse."""
+    paths: dict[str, Any] = {
+        "/tuning/v1/state": {"get": _read("Envelope, knobs, policies, revision and lease", wire.State)},
+        "/tuning/v1/steps": {"get": _read("Step records by column", wire.StepColumns, _AFTER)},
+        "/tuning/v1/requests": {"get": _read("Ended requests by column", wire.RequestColumns, _AFTER)},
+    }
+    if not read_only:
+        paths |= {
+            "/tuning/v1/knobs": {"put": _changing("Push knobs under a lease, whole or not at all", wire.PushRequest)},
+            "/tuning/v1/lease": {"delete": _changing("Back to the boot settings now", wire.RevertRequest, False)},
+            "/tuning/v1/resume": {"post": _changing("Allow pushes again after a revert", wire.ResumeRequest)},
+        }
+    document: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "Rooftune tuning protocol", "version": str(wire.PROTOCOL_VERSION)},
+        "paths": paths,
+        "components": {"schemas": _components()},
+    }
+    if not read_only:
+        document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"token": []}]
+    return document
+
+
+_TEXT_OR_NULL = {"type": ["string", "null"]}
+# What ``ApiError.body`` gives: this one answer is OpenAI's, not the protocol's.
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": _TEXT_OR_NULL,
+                "code": _TEXT_OR_NULL,
+            },
+        }
+    },
+}
+
+
+def _components() -> dict[str, Any]:
+    """Every message and every part of one, under its own name."""
+    found: dict[str, Any] = {"Error": _ERROR}
+    for name, schema in wire.json_schemas().items():
+        parts = schema.pop("$defs", {})
+        found |= _relocated(parts) | {name: _relocated(schema)}
+    return found
+
+
+def _relocated(value: Any) -> Any:
+    """The same schema with its references pointing to the document's components."""
+    if isinstance(value, dict):
+        return {key: _relocated(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_relocated(part) for part in value]
+    if isinstance(value, str) and value.startswith("#/$defs/"):
+        return value.replace("#/$defs/", "#/components/schemas/")
+    return value
+
+
+def _content(kind: type[wire.Message]) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
+
+
+def _answers(kind: type[wire.Message], refusals: tuple[int, ...]) -> dict[str, Any]:
+    answers: dict[str, Any] = {"200": {"description": kind.__name__, "content": _content(kind)}}
+    for status in refusals:
+        answers[str(status)] = {"description": "nothing was changed", "content": _content(wire.Refusal)}
+    refused = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    answers["401"] = {"description": "no valid bearer token", "content": refused}
+    return answers
+
+
+def _read(summary: str, kind: type[wire.Message], *parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"summary": summary, "parameters": list(parameters), "responses": _answers(kind, (422,))}
+
+
+def _changing(summary: str, kind: type[wire.Message], needs_body: bool = True) -> dict[str, Any]:
+    statuses = tuple(sorted({413, *wire.REFUSAL_STATUS.values()}))
+    return {
+        "summary": summary,
+        "requestBody": {"required": needs_body, "content": _content(kind)},
+        "responses": _answers(wire.PushAnswer, statuses),
+    }
+
+
+PREFIX = "/tuning/v1"
+_BODY_S = 10.0
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def tuning_routes(source: TuningSource, secret: SecretFile | None, token_with: str) -> list[Route]:
+    """The protocol's routes; without a secret those that change something refuse with 403.
+
+    token_with: how an operator gives this engine its token file, for the text of that refusal.
+    """
+
+    def guarded(handler: Handler, writes: bool = False) -> Handler:
+        async def guard(request: Request) -> Response:
+            try:
+                if writes and secret is None:
+                    raise ApiError(403, _read_only(token_with), code="read_only")
+                require(secret, request)
+                return await handler(request)
+            except ApiError as error:  # here, for the application around us may be somebody else's
+                return error.response()
+
+        return guard
+
+    def changing(what: Change) -> Handler:
+        async def handler(request: Request) -> Response:
+            return await _change(source, request, what)
+
+        return guarded(handler, writes=True)
+
+    async def state(request: Request) -> Response:
+        if request.query_params:
+            return await _malformed(source, f"unknown query parameter {next(iter(request.query_params))!r:.100}")
+        return _json(await source.read("state", -1))
+
+    async def steps(request: Request) -> Response:
+        return await _rows(source, request, "steps")
+
+    async def requests(request: Request) -> Response:
+        return await _rows(source, request, "requests")
+
+    async def page(request: Request) -> Response:
+        return JSONResponse(openapi(read_only=secret is None))
+
+    return [
+        Route(f"{PREFIX}/state", guarded(state), methods=["GET"]),
+        Route(f"{PREFIX}/steps", guarded(steps), methods=["GET"]),
+        Route(f"{PREFIX}/requests", guarded(requests), methods=["GET"]),
+        Route(f"{PREFIX}/openapi.json", guarded(page), methods=["GET"]),
+        Route(f"{PREFIX}/knobs", changing("push"), methods=["PUT"]),
+        Route(f"{PREFIX}/lease", changing("revert"), methods=["DELETE"]),
+        Route(f"{PREFIX}/resume", changing("resume"), methods=["POST"]),
+    ]
+
+
+def _read_only(token_with: str) -> str:
+    return f"read-only: this engine was started without {token_with}, so nothing can be changed"
+
+
+def _json(text: str, status: int = 200) -> Response:
+    return Response(text, status, media_type="application/json")
+
+
+async def _malformed(source: TuningSource, message: str, status: int = 422) -> Response:
+    refusal = wire.Refusal(code="malformed", revision=await source.revision(), message=message[:1000])
+    return _json(refusal.model_dump_json(), status)
+
+
+async def _rows(source: TuningSource, request: Request, what: Read) -> Response:
+    given = request.query_params.multi_items()
+    text = given[0][1] if given else "-1"
+    digits = text.removeprefix("-")
+    if len(given) > 1 or any(name != "after" for name, _ in given):
+        return await _malformed(source, "the only query parameter is after, given once")
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= 16 and -1 <= int(text) <= MOST_AFTER):
+        return await _malformed(source, f"after is {text!r:.100}, must be a whole number within -1..{MOST_AFTER}")
+    return _json(await source.read(what, int(text)))
+
+
+async def _change(source: TuningSource, request: Request, what: Change) -> Response:
+    try:
+        body = await read_body(request, wire.MAX_BODY_BYTES, _BODY_S)
+    except ApiError as error:
+        return await _malformed(source, error.message, error.status)
+    empty_is_fine = what == "revert"  # one line of curl must be enough to go back
+    try:
+        wish = wire.parse(CHANGES[what], body or (b"{}" if empty_is_fine else b""))
+    except InputError as error:
+        return await _malformed(source, str(error))
+    status, answer = await source.change(what, wish)
+    return _json(answer, status)

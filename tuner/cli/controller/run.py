@@ -1,0 +1,99 @@
+"""``rooftune run``: the controller. Shadow mode watches and proposes; live mode pushes under the guard."""
+
+import argparse
+from contextlib import suppress
+from pathlib import Path
+
+from rooftune.policies.commands import Command
+from rooftune.policies.errors import InputError
+from rooftune.tuner.cli.flags.values import flag_of, parse_count
+from rooftune.tuner.config import Config, Override, TokenFile, json_schema, load_config
+from rooftune.tuner.control.assemble import run_controller
+from rooftune.tuner.ports.token import read_token
+
+EPILOG = """A flag wins over the environment (ROOFTUNE_ENGINE_TOKEN_FILE, ROOFTUNE_TOKEN_FILE, ROOFTUNE_STORAGE,
+ROOFTUNE_STATE), and that over the file. exit codes: 0 done, 1 refused (another controller has the state folder),
+2 usage or configuration, 3 the disk does not take part"""
+_FLAGS = {
+    "engine": ("engine.url", "URL", "the engine to tune, such as http://127.0.0.1:8000"),
+    "mode": ("mode", "MODE", "shadow (default) or live"),
+    "state": ("state", "DIR", "state folder of this controller alone"),
+    "profile": ("profile", "NAME", "named targets instead of those in the file"),
+    "engine_token_file": ("engine.token_file", "FILE", "tuning token of the engine"),
+    "token_file": ("token_file", "FILE", "token for pause, resume and revert over HTTP"),
+    "listen": ("listen", "HOST:PORT", "where the controller's own pages are"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``run``."""
+    parser.epilog = EPILOG
+    parser.add_argument("--config", metavar="FILE", help="configuration (YAML); deploy/rooftune.yaml shows every key")
+    for name, (_, metavar, text) in _FLAGS.items():
+        parser.add_argument(flag_of(name), metavar=metavar, help=text)
+    count = parser.add_mutually_exclusive_group()
+    count.add_argument("--once", action="store_true", help="one cycle, then end")
+    count.add_argument("--cycles", metavar="N", help="so many cycles, then end")
+    parser.add_argument("--report", metavar="DIR", help="write a report of what was found here")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--check", action="store_true", help="check the configuration, touch nothing, end")
+    only.add_argument("--print-schema", action="store_true", help="print the JSON schema of the configuration, end")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check everything that can be checked before anything is touched, then run."""
+    if arguments.print_schema:
+        print(json_schema(), end="")
+        return 0
+    cycles = 1 if arguments.once else None
+    if arguments.cycles is not None:
+        cycles = parse_count(arguments.cycles, "--cycles", high=10**9)
+    report = None if arguments.report is None else _report(arguments.report)
+    config = read(arguments)
+    if arguments.check:
+        print("\n".join(["the configuration is good", *config.summary()]))
+        return 0
+    return run_controller(config, cycles=cycles, report=report, tell=tell)
+
+
+def read(arguments: argparse.Namespace) -> Config:
+    """File, environment and flags as one value, and the files that it names."""
+    given = [
+        Override(key, getattr(arguments, name), flag_of(name))
+        for name, (key, _, _) in _FLAGS.items()
+        if getattr(arguments, name) is not None
+    ]
+    config = load_config(arguments.config, given)
+    _check_files(config)
+    return config
+
+
+def tell(line: str) -> None:
+    """Progress for the one who watches the terminal. Nobody may, and the disk that it goes to may be full."""
+    with suppress(OSError):
+        print(line, flush=True)
+
+
+def _report(text: str) -> Path:
+    if not text:
+        raise InputError("--report is '', must be a folder; name one or leave it out")
+    path = Path(text)
+    if path.exists() and not path.is_dir():
+        raise InputError(f"--report is {text!r}, which is a file; name a folder")
+    return path
+
+
+def _check_files(config: Config) -> None:
+    if config.engine.token_file is not None:
+        read_token(config.engine.token_file)
+    if config.token_file is not None:
+        TokenFile(config.token_file).tokens()
+    if config.engine.ca_file is not None and not config.engine.ca_file.is_file():
+        raise InputError(f"engine.ca_file is {str(config.engine.ca_file)!r}, which is no file; correct the path")
+    if config.state.exists() and not config.state.is_dir():
+        raise InputError(f"state is {str(config.state)!r}, which is a file; name a folder")
+
+
+COMMAND = Command(
+    "run", "run the controller beside an engine: watch it, or tune it with --mode live", add_arguments, run
+)

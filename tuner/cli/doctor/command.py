@@ -1,0 +1,147 @@
+"""``rooftune doctor``: what stands in the way, a line each with its remedy. It changes nothing."""
+
+import argparse
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from rooftune.policies.commands import Command
+from rooftune.policies.errors import InputError, RooftuneError
+from rooftune.tuner.cli.controller.client import add_state_flags, ask, read_config, state_folder
+from rooftune.tuner.cli.doctor.engine import Asked, engine_findings
+from rooftune.tuner.cli.doctor.env import allowlist_line, env_findings
+from rooftune.tuner.cli.doctor.finding import Check, Finding, bad, exit_code, note, ok
+from rooftune.tuner.cli.flags.values import flag_of, parse_duration
+from rooftune.tuner.clock import Clock, SystemClock
+from rooftune.tuner.config import Config
+from rooftune.tuner.control.state.store import StateFile
+from rooftune.tuner.files import shown_path
+from rooftune.tuner.ports.http import Timeouts
+from rooftune.tuner.ports.vllm.env import VARIABLE
+
+SCHEMA = "rooftune.doctor"
+_CYCLE_S = 15.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``doctor``."""
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    engine = parser.add_argument_group("an engine")
+    engine.add_argument("--engine", metavar="URL", help="its address: http, https or unix:/PATH")
+    engine.add_argument("--token-file", metavar="FILE", help="its tuning token")
+    engine.add_argument("--ca-file", metavar="FILE", help="certificates (PEM) to trust for https")
+    engine.add_argument("--timeout", metavar="TIME", help="longest wait for one answer (default: 5s)")
+    env = parser.add_argument_group("a vLLM environment")
+    env.add_argument("--vllm-env", metavar="DIR", help="the folder of the environment that vLLM runs in")
+    env.add_argument(
+        "--vllm-plugins", metavar="NAMES", help=f"{VARIABLE} of the server now (default: the variable of this shell)"
+    )
+    add_state_flags(parser)
+    parser.add_argument("--face", metavar="URL", help="a running controller's pages, for its latest signals")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Look, print, and end with the worst of what was found."""
+    config = read_config(arguments)
+    findings = list(_findings(arguments, config, SystemClock()))
+    code = exit_code(findings)
+    line = _line(arguments)
+    if arguments.json:
+        rows = [
+            {"mark": one.mark.value, "check": one.check.value, "text": one.text, "remedy": one.remedy}
+            for one in findings
+        ]
+        print(json.dumps({"schema": SCHEMA, "version": 1, "exit_code": code, "findings": rows, "plugins_line": line}))
+    else:
+        print("\n".join(found.line() for found in findings))
+        if line is not None:
+            print(line)
+    return code
+
+
+def _findings(arguments: argparse.Namespace, config: Config | None, clock: Clock) -> Iterator[Finding]:
+    asked = _asked(arguments, config)
+    controller = arguments.face is not None or arguments.state is not None or config is not None
+    if asked is None and arguments.vllm_env is None and not controller:
+        raise InputError(
+            "nothing to look at; give --engine URL, --vllm-env DIR, --config FILE, --state DIR or --face URL"
+        )
+    if arguments.vllm_env is not None:
+        yield from env_findings(Path(arguments.vllm_env), _in_force(arguments))
+    if asked is not None:
+        yield from _open_to_all(asked.token_file)
+        yield from engine_findings(asked, clock)
+    if controller:
+        yield from controller_findings(arguments, config)
+
+
+def _asked(arguments: argparse.Namespace, config: Config | None) -> Asked | None:
+    """What a flag says wins over the configuration."""
+    engine = None if config is None else config.engine
+    url = arguments.engine or (engine.url if engine else None)
+    if url is None:
+        for flag in ("token_file", "ca_file", "timeout"):
+            if getattr(arguments, flag) is not None:
+                raise InputError(f"{flag_of(flag)} goes with --engine URL; give it too")
+        return None
+    token = arguments.token_file or (engine.token_file if engine else None)
+    authority = arguments.ca_file or (engine.ca_file if engine else None)
+    total_s = engine.timeout_s if engine else 5.0
+    if arguments.timeout is not None:
+        total_s = parse_duration(arguments.timeout, "--timeout")
+    return Asked(
+        url=url,
+        token_file=None if token is None else Path(token),
+        ca_file=None if authority is None else Path(authority),
+        timeouts=Timeouts(connect_s=min(2.0, total_s), total_s=total_s),
+        cycle_s=_CYCLE_S if config is None else config.cadence.cycle_s,
+    )
+
+
+def _open_to_all(token_file: Path | None) -> Iterator[Finding]:
+    """Whoever may read the token may set the engine's knobs. A file that is not there is told when it is used."""
+    with suppress(OSError):
+        if token_file is not None and token_file.stat().st_mode & stat.S_IROTH:
+            who = f"token file {shown_path(token_file)} can be read by every user here"
+            yield note(Check.TOKEN, who, "chmod o-r it, unless this is a container with one user")
+
+
+def _in_force(arguments: argparse.Namespace) -> str | None:
+    return arguments.vllm_plugins if arguments.vllm_plugins is not None else os.environ.get(VARIABLE)
+
+
+def _line(arguments: argparse.Namespace) -> str | None:
+    return None if arguments.vllm_env is None else allowlist_line(Path(arguments.vllm_env), _in_force(arguments))
+
+
+def controller_findings(arguments: argparse.Namespace, config: Config | None) -> Iterator[Finding]:
+    """What a running controller saw last: its signals stand in its state and on its pages."""
+    try:
+        if arguments.face is not None:
+            last = ask(arguments.face, "/status").get("last")
+        else:
+            with StateFile.visit(state_folder(arguments, config)) as state:
+                last = next((one.model_dump(mode="json") for one in state.last(1)), None)
+    except InputError as error:
+        if arguments.face is not None or arguments.state is not None:
+            raise
+        yield note(Check.CONTROLLER, f"none has run yet: {error}")
+        return
+    except RooftuneError as error:
+        yield bad(Check.CONTROLLER, str(error), exit_code=error.exit_code)
+        return
+    if not isinstance(last, dict):
+        yield note(Check.CONTROLLER, "no cycle has been written down yet")
+        return
+    yield ok(Check.CONTROLLER, f"cycle {last.get('number')}: {last.get('action')}, {last.get('reason')}")
+    for part in last.get("signals") or ():
+        code = str(part.get("code"))
+        yield note(Check.SIGNAL, f"{code} (of the controller)", f"see {code} in the runbook")
+
+
+COMMAND = Command(
+    "doctor", "checks an engine, a vLLM environment or a controller and says what to do", add_arguments, run
+)

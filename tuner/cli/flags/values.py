@@ -1,0 +1,136 @@
+"""Values as people write them on a command line: 30ms, 1/30, 2x@0.5:60s. One way to write each, for every command.
+
+Each parser takes the text and the flag it came from, and raises InputError with value, bound and remedy. (They
+are called in ``run`` and not as argparse types, because argparse would add its usage text to the one line.)
+"""
+
+import math
+import re
+
+from rooftune.policies.errors import InputError, shown
+from rooftune.tuner.clock import MAX_DURATION_S, NUMBER, in_seconds
+from rooftune.tuner.traffic.generate import Constant, Exponential, Lengths, LogNormal, Uniform
+from rooftune.tuner.traffic.reshape import MAX_RATE_SCALE, Burst
+
+_DECIMAL = re.compile(rf"[+-]?{NUMBER}")
+_DURATION = re.compile(rf"([+-]?{NUMBER})[ ]?(us|ms|s|m|h|d)")
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+_RATIO = re.compile(rf"({NUMBER})/({NUMBER})")
+
+MAX_COUNT = 10**15
+
+
+def _refuse(what: str, text: str, bound: str, remedy: str) -> InputError:
+    return InputError(f"{what} is {shown(text)}, must be {bound}; {remedy}")
+
+
+def parse_number(text: str, what: str, *, low: float = -math.inf, high: float = math.inf) -> float:
+    """A finite number within low..high (both allowed)."""
+    text = text.strip()
+    value = float(text) if _DECIMAL.fullmatch(text) else math.nan
+    if not math.isfinite(value) or not low <= value <= high:
+        bounds = "" if low == -math.inf and high == math.inf else f" within {low:g}..{high:g}"
+        raise _refuse(what, text, f"a finite number{bounds}", "correct it")
+    return value
+
+
+def parse_positive(text: str, what: str, *, high: float = 1e15) -> float:
+    """A finite number above 0 and at most ``high``."""
+    text = text.strip()
+    value = float(text) if _DECIMAL.fullmatch(text) else math.nan
+    if not math.isfinite(value) or not 0.0 < value <= high:
+        raise _refuse(what, text, f"a finite number above 0 and at most {high:g}", "correct it")
+    return value
+
+
+def parse_duration(text: str, what: str = "duration", *, zero: bool = False) -> float:
+    """Seconds of ``2s``, ``30ms``, ``1.5m``, ``250us``, ``2h`` or ``1d``; above 0 (with ``zero``: or 0), at most 1e9.
+
+    A bare number is an error: a target of 30 may mean seconds or milliseconds, a thousandfold apart.
+    """
+    text = text.strip()
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        remedy = f"write {text}s or {text}ms" if _DECIMAL.fullmatch(text) else "write 2s, 30ms or 1.5m"
+        raise _refuse(what, text, "a number with a unit (us, ms, s, m, h, d)", remedy)
+    number, unit = match.groups()
+    seconds = in_seconds(number, unit)
+    if seconds > MAX_DURATION_S or seconds < 0 or (seconds == 0 and not zero):
+        low = "at least 0" if zero else "above 0"
+        raise _refuse(what, text, f"{low} and at most {MAX_DURATION_S:g}s", "correct it")
+    return seconds
+
+
+def parse_count(text: str, what: str, *, low: int = 1, high: int = MAX_COUNT) -> int:
+    """A whole number within low..high, written in digits."""
+    text = text.strip()
+    value = int(text) if _WHOLE.fullmatch(text) else None
+    if value is None or not low <= value <= high:
+        raise _refuse(what, text, f"a whole number within {low}..{high}", "correct it")
+    return value
+
+
+def parse_share(text: str, what: str, *, ends: bool = True) -> float:
+    """A share 0..1 of ``0.99``, ``99%`` or ``1/30``; without ``ends``, 0 and 1 themselves are refused."""
+    text = text.strip()
+    value = math.nan
+    ratio = _RATIO.fullmatch(text)
+    if ratio is not None:
+        part, whole = float(ratio[1]), float(ratio[2])
+        value = part / whole if whole > 0 and math.isfinite(whole) else math.nan
+    elif text.endswith("%") and _DECIMAL.fullmatch(text[:-1]):
+        value = float(text[:-1]) / 100.0
+    elif _DECIMAL.fullmatch(text):
+        value = float(text)
+    if not 0.0 <= value <= 1.0 or (not ends and value in (0.0, 1.0)):
+        bound = "a share within 0..1" if ends else "a share above 0 and below 1"
+        raise _refuse(what, text, bound, "write 0.05, 5% or 1/20")
+    return value
+
+
+def parse_rate(text: str, what: str = "--rate") -> float:
+    """Requests per second of ``3`` or ``3/s``; above 0."""
+    return parse_positive(text.strip().removesuffix("/s"), what, high=1e6)
+
+
+def parse_rate_scale(text: str, what: str = "--rate-scale") -> float:
+    """A factor on the rate of arrivals, ``1.8`` or ``1.8x``, within 0.001..1000."""
+    return parse_number(text.strip().removesuffix("x"), what, low=1.0 / MAX_RATE_SCALE, high=MAX_RATE_SCALE)
+
+
+def parse_burst(text: str, what: str = "--burst") -> Burst:
+    """``2x@0.5:60s`` doubles the rate for 60 s from the middle of the traffic, ``2x@120s:60s`` from 120 s on."""
+    head, colon, length = text.strip().partition(":")
+    factor, at, where = head.partition("@")
+    if not colon or not at:
+        raise _refuse(what, text, "FACTORx@WHERE:LENGTH", "write 2x@0.5:60s (from the middle) or 2x@120s:60s")
+    speed = parse_positive(factor.removesuffix("x"), f"factor of {what}", high=1e3)
+    length_s = parse_duration(length, f"length of {what}")
+    if _DURATION.fullmatch(where.strip()):
+        return Burst(speed, length_s, start_s=parse_duration(where, f"start of {what}", zero=True))
+    return Burst(speed, length_s, start_share=parse_share(where, f"start of {what}"))
+
+
+def parse_lengths(text: str, what: str) -> Lengths:
+    """Lengths: ``1000``, ``100-1500`` (uniform), ``exp:200`` (mean) or ``lognormal:800,1.0`` (median, sigma)."""
+    text = text.strip()
+    kind, colon, rest = text.partition(":")
+    if colon and kind == "exp":
+        return Exponential(parse_positive(rest, f"mean of {what}"))
+    if colon and kind == "lognormal":
+        median, comma, sigma = rest.partition(",")
+        if comma:
+            return LogNormal(parse_positive(median, f"median of {what}"), parse_positive(sigma, f"sigma of {what}"))
+    elif not colon:
+        low, dash, high = text.partition("-")
+        if dash and low:
+            return Uniform(parse_count(low, f"shortest of {what}"), parse_count(high, f"longest of {what}"))
+        if _WHOLE.fullmatch(text):
+            return Constant(parse_count(text, what))
+    remedy = "write 1000, 100-1500, exp:200 or lognormal:800,1.0"
+    raise _refuse(what, text, "a number of tokens or a distribution of them", remedy)
+
+
+def flag_of(name: str) -> str:
+    """``--long-name`` of argparse's ``long_name``."""
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,269 @@
+"""Act: the one request that a cycle sends. A push, a step back, or the renewal of the lease that holds all the time.
+
+A live controller that may push holds the lease even while the boot setting is in force (an empty push claims it), so
+that of several controllers exactly one acts. Whatever is not renewed ends by itself.
+"""
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+
+from rooftune.policies import wire
+from rooftune.policies.guard import Action, Reason
+from rooftune.policies.request import STEP_TIME_TARGET, Setting
+from rooftune.policies.verify import Verdict as Outcome
+from rooftune.tuner.control.cycle.book import Book
+from rooftune.tuner.control.cycle.decide import Verdict
+from rooftune.tuner.control.cycle.draft import Draft
+from rooftune.tuner.control.cycle.fit import Learner
+from rooftune.tuner.control.cycle.judge import moved_knobs
+from rooftune.tuner.control.cycle.observe import Holder
+from rooftune.tuner.control.cycle.ports import Store
+from rooftune.tuner.control.cycle.propose import Found
+from rooftune.tuner.control.cycle.push import Sent, push_request, send
+from rooftune.tuner.control.cycle.sight import Sighting, actor_of
+from rooftune.tuner.control.memory import Trial, knobs_of, setting_of
+from rooftune.tuner.control.options import LoopOptions
+from rooftune.tuner.control.outcome import CycleReason
+from rooftune.tuner.control.state import operator as wishes
+from rooftune.tuner.control.state.file import StoreError
+from rooftune.tuner.ports.base import Port, PortError
+
+
+def over(book: Book, sight: Sighting) -> None:
+    """Nothing of ours is in force any more."""
+    book.end_trial(sight.day)
+    book.change(kept=None)
+    book.moved(sight.seen.state.boot_id, sight.seen.now_s)
+
+
+class Asked:
+    """Does at the engine what was asked for, and says that it is done."""
+
+    def __init__(self, port: Port, store: Store, book: Book) -> None:
+        self._port, self._store, self._book = port, store, book
+
+    def do(self, sight: Sighting, draft: Draft) -> Verdict | None:
+        """What is to do; the cycle's end where that is a revert, whether or not it could be done."""
+        if sight.revert is not None:
+            wish = sight.revert
+            sent = self._revert(wish)
+            if sent.reason is not None:
+                return Verdict(Action.HOLD, sent.reason, detail=f"the revert asked for was not done: {sent.detail}")
+            over(self._book, sight)
+            if sent.revision is not None and not sight.seen.state.blocked:
+                wishes.made_block(self._store, sight.seen.state.boot_id, sent.revision, wish)
+            wishes.done(self._store, wish)
+            draft.put(in_force=knobs_of(sight.seen.boot), lease_left_s=None, revision=sent.revision)
+            return Verdict(Action.REVERT, Reason.BLOCKED_AFTER_REVERT, detail=f"asked for by {wish.actor}")
+        if sight.resume is not None:
+            draft.note(self._resumed(sight, sight.resume))
+        return None
+
+    def _resumed(self, sight: Sighting, wish: wishes.Wish) -> str:
+        """What came of a resume. Where no block was seen none is lifted: one may have come since."""
+        state = sight.seen.state
+        if wishes.pending(self._store) != (None, wish):
+            return ""  # somebody asked for something else since this cycle looked
+        if state.blocked:
+            if not wishes.lifts(self._store, wish, state.boot_id, state.revision):
+                return f"{wish.actor} asked for a resume before this block was known, so it stands: ask for it again"
+            sent = send(self._port, wire.ResumeRequest(actor=_text(wish.actor), reason=_text(wish.reason)))
+            if sent.reason is not None:
+                return f"resume: {sent.detail}"
+        wishes.done(self._store, wish)
+        return f"resumed for {wish.actor}"
+
+    def revert(self, draft: Draft) -> Verdict | None:
+        """The revert that a person asked for, in a cycle that failed before it came to it: it needs no rows, no model
+        and no judgement. None when there is none, or it could not be done either."""
+        try:
+            wish, _ = wishes.pending(self._store)
+        except StoreError:
+            return None
+        if wish is None:
+            return None
+        sent = self._revert(wish)
+        if sent.reason is not None:
+            draft.note(f"the revert asked for was not done: {sent.detail}")
+            return None
+        draft.put(in_force=None, lease_left_s=None, revision=sent.revision)
+        with suppress(StoreError):  # then it is done once more, which changes nothing
+            wishes.done(self._store, wish)
+        return Verdict(Action.REVERT, Reason.BLOCKED_AFTER_REVERT, detail=f"asked for by {wish.actor}")
+
+    def _revert(self, wish: wishes.Wish) -> Sent:
+        return send(self._port, wire.RevertRequest(actor=_text(wish.actor), reason=_text(wish.reason), block=True))
+
+
+def _text(words: str) -> str:
+    """A person's words as the protocol takes them: one line, at most 200 characters, not empty."""
+    kept = "".join(letter for letter in " ".join(words.split()) if letter.isprintable())
+    return kept[:200] or "not stated"
+
+
+# While one of these holds, the engine is not to be held by somebody who sees nothing: the lease may end.
+_BLIND = frozenset({Reason.METRICS_STALE, Reason.BLOCKED_AFTER_REVERT, CycleReason.HELD_BY_OTHER})
+
+# A trial that is taken back for one of these was not shown to be worse.
+_NO_VERDICT = frozenset({Reason.INCONCLUSIVE_TOO_LONG, Reason.EXPLORATION_BUDGET, CycleReason.ABORT_STORM})
+
+# What a record holds for "since ever", which JSON cannot.
+SINCE_EVER_S = -1e12
+
+
+class Actor:
+    """Sends, and books what was sent before it leaves."""
+
+    def __init__(self, port: Port, store: Store, book: Book, learner: Learner, options: LoopOptions) -> None:
+        self._port, self._store, self._book, self._learner, self._options = port, store, book, learner, options
+        self._name, self._asked = actor_of(store), Asked(port, store, book)
+
+    def act(self, sight: Sighting, found: Found, verdict: Verdict, draft: Draft) -> Verdict:
+        """Does what was decided; a refusal or a fault becomes the reason of the cycle. Raises StoreError."""
+        wished = self._asked.do(sight, draft)
+        if wished is not None:
+            return wished
+        if not self._options.live:
+            return verdict if verdict.action is Action.HOLD else Verdict(Action.HOLD, Reason.SHADOW, verdict.setting)
+        if verdict.action is Action.PUSH:
+            return self._push(sight, found, verdict, draft)
+        if verdict.action is Action.REVERT:
+            return self._go_back(sight, verdict, draft)
+        return self._hold(sight, verdict, draft)
+
+    def revert_asked(self, draft: Draft) -> Verdict | None:
+        """See ``Asked.revert``."""
+        return self._asked.revert(draft)
+
+    # --- push ---
+
+    def _push(self, sight: Sighting, found: Found, verdict: Verdict, draft: Draft) -> Verdict:
+        seen, book, setting = sight.seen, self._book, verdict.setting
+        assert setting is not None and found.proposal is not None
+        before, memory = seen.setting, book.memory
+        moved = moved_knobs(before, setting)
+        request = self._request(sight, before, setting, f"cycle {draft.number}: {verdict.reason.value}")
+        book.change(
+            trial=Trial(
+                push_cycle=draft.number,
+                boot_id=seen.state.boot_id,
+                began_s=seen.now_s,
+                since_s=max(seen.since_s, SINCE_EVER_S),
+                before=knobs_of(before),
+                after=knobs_of(setting),
+                predicted_gain=found.proposal.gain,
+                twin_error=found.proposal.error,
+                predicted_attainment=found.proposal.predicted_attainment,
+                stride=setting != found.proposal.setting,
+                traffic=seen.traffic,
+            )
+        )
+        book.moved(seen.state.boot_id, seen.now_s)
+        book.before = (draft.number, seen.window)
+        try:
+            self._store.note_push(draft.number, json.dumps(moved))
+            book.save()
+            sent = self._stopped(seen.state.revision) or send(self._port, request)
+        except StoreError:
+            book.change(trial=None, moved=memory.moved)  # nothing has left
+            raise
+        if sent.reason is None:
+            draft.put(pushed=moved, in_force=knobs_of(setting), **self._leased(sent))
+            return verdict
+        if not sent.unknown:
+            book.change(trial=None, moved=memory.moved)
+            return Verdict(Action.HOLD, sent.reason, setting, sent.detail)
+        # Perhaps it arrived. The next reading tells, and finds the trial in the book when it did.
+        return Verdict(Action.HOLD, sent.reason, setting, f"the push may have arrived: {sent.detail}")
+
+    def _stopped(self, revision: int) -> Sent | None:
+        """What a person asked for since this cycle looked: who was told "nothing is pushed" finds nothing pushed."""
+        asked = wishes.read(self._store)
+        if asked.blocked is None and asked.paused is None:
+            return None
+        reason = Reason.PAUSED if asked.blocked is None else Reason.BLOCKED_AFTER_REVERT
+        return Sent(revision, reason, "asked for just before the push")
+
+    # --- back ---
+
+    def _go_back(self, sight: Sighting, verdict: Verdict, draft: Draft) -> Verdict:
+        """A trial goes back to the setting before it; what was kept, or is not ours to know, to the boot setting."""
+        seen, trial = sight.seen, sight.standing.trial
+        if sight.standing.holder is not Holder.OURS:
+            return Verdict(Action.HOLD, verdict.reason, detail="nothing of ours is in force")
+        target = setting_of(trial.before) if trial is not None else seen.boot
+        if target.budget_policy == STEP_TIME_TARGET and self._learner.model is None:
+            target = seen.boot  # that policy counts with constants, and there are none
+        why = f"cycle {draft.number}: {verdict.reason.value}"
+        outcome = Outcome.INCONCLUSIVE if verdict.reason in _NO_VERDICT else Outcome.WORSE
+        if trial is not None:
+            self._book.sentence(trial, sight.checked, outcome)
+        elif sight.standing.kept is not None and verdict.reason is Reason.OPERATOR_THRESHOLD:
+            self._book.condemn(sight.standing.kept)
+        if target == seen.boot:
+            sent = send(self._port, wire.RevertRequest(actor=self._name, reason=why, block=False))
+        else:
+            sent = send(self._port, self._request(sight, seen.setting, target, why))
+        if sent.reason is not None:
+            return Verdict(
+                Action.HOLD, sent.reason, detail=f"{verdict.reason.value}, but not taken back: {sent.detail}"
+            )
+        left = {"lease_left_s": None, "revision": sent.revision} if target == seen.boot else self._leased(sent)
+        draft.put(in_force=knobs_of(target), **left)
+        if trial is None:
+            over(self._book, sight)
+        else:
+            self._book.conclude(trial, sight.checked, outcome, sight.day, sight.wall_s)
+            self._book.moved(seen.state.boot_id, seen.now_s)
+        return replace(verdict, setting=None)
+
+    # --- hold ---
+
+    def _hold(self, sight: Sighting, verdict: Verdict, draft: Draft) -> Verdict:
+        """Renews the lease, or claims it; what prevents that is the reason of the cycle."""
+        if not self._may_hold(sight, verdict):
+            return verdict
+        seen = sight.seen
+        sent = send(self._port, self._request(sight, seen.setting, seen.setting, f"cycle {draft.number}: holds"))
+        if sent.reason is None:
+            draft.put(**self._leased(sent))
+            return verdict
+        return Verdict(Action.HOLD, sent.reason, verdict.setting, sent.detail)
+
+    def _may_hold(self, sight: Sighting, verdict: Verdict) -> bool:
+        if verdict.reason in _BLIND or sight.blocked:
+            return False
+        if sight.standing.holder is Holder.OURS:
+            return True
+        allowed = self._book.memory.shadow_s >= self._options.limits.min_shadow_s
+        return sight.standing.holder is Holder.NOBODY and allowed and not (sight.paused or sight.deploying)
+
+    def _request(self, sight: Sighting, before: Setting, after: Setting, why: str) -> wire.PushRequest:
+        return push_request(
+            before,
+            after,
+            lease_s=self._options.lease_s,
+            revision=sight.seen.state.revision,
+            actor=self._name,
+            why=why,
+            model=self._learner.model,
+        )
+
+    def _leased(self, sent: Sent) -> dict[str, float | int | None]:
+        return {"lease_left_s": self._options.lease_s, "revision": sent.revision}
+
+    def let_go(self) -> str:
+        """A clean end: the lease is given back at once, so that nothing holds that nobody watches."""
+        if not self._options.live:
+            return "shadow mode: nothing of ours was in force"
+        try:
+            lease = self._port.state().lease
+        except PortError as error:
+            return f"the engine does not answer ({error.fault.value}); it goes back by itself when the lease ends"
+        if lease is None or lease.actor != self._name:
+            return "no lease of ours was in force"
+        sent = send(self._port, wire.RevertRequest(actor=self._name, reason="the controller stops", block=False))
+        if sent.reason is not None:
+            return f"not taken back ({sent.detail}); the engine goes back by itself within {lease.left_s:.0f} s"
+        return "the engine is at its boot setting again"

@@ -1,0 +1,76 @@
+"""The record of a cycle while the cycle runs: stages are timed, parts are filled in, and in the end it is whole."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from rooftune.tuner.clock import Clock
+from rooftune.tuner.control.cycle.decide import Verdict
+from rooftune.tuner.control.cycle.push import one_line
+from rooftune.tuner.control.outcome import CycleRecord, Stage
+
+AfterStage = Callable[[Stage], None]
+
+
+def nothing_after(stage: Stage) -> None:
+    """The hook of a loop that nobody wants to stop in mid-cycle."""
+
+
+@dataclass
+class Draft:
+    """parts: fields of ``CycleRecord`` known so far. after_stage: called at the end of each stage, for tests.
+
+    numbered: whether the store gave the number; a guessed one may belong to another cycle's record.
+    """
+
+    clock: Clock
+    number: int
+    mode: str
+    engine: str
+    after_stage: AfterStage
+    started_at_s: float = 0.0
+    numbered: bool = False
+    took_s: dict[Stage, float] = field(default_factory=dict)
+    parts: dict[str, Any] = field(default_factory=dict)
+    details: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def stage(self, stage: Stage) -> Iterator[None]:
+        """Times what is inside, also when it fails."""
+        began_s = self.clock.now_s()
+        try:
+            yield
+        finally:
+            self.took_s[stage] = self.took_s.get(stage, 0.0) + max(0.0, self.clock.now_s() - began_s)
+        self.after_stage(stage)
+
+    def put(self, **parts: Any) -> None:
+        self.parts.update(parts)
+
+    def note(self, *details: str) -> None:
+        """Something that a person may want to read."""
+        self.details.extend(text for text in details if text)
+
+    def record(self, end: Verdict) -> CycleRecord:
+        """The cycle as the store keeps it."""
+        values = {
+            "schema": "rooftune.cycle",
+            "number": self.number,
+            "started_at_s": self.started_at_s,
+            "mode": self.mode,
+            "engine": self.engine,
+            "action": end.action,
+            "reason": end.reason,
+            "took_s": self.took_s,
+            "detail": one_line("; ".join([*self.details, end.detail] if end.detail else self.details)),
+        }
+        try:
+            return CycleRecord.model_validate(values | self.parts)
+        except ValidationError as error:
+            # A part that no record can hold is left out and told of: what the cycle did is written down all the same.
+            wrong = {str(entry["loc"][0]) for entry in error.errors()}
+            values["detail"] = one_line(f"{values['detail']}; left out, being nonsense: {', '.join(sorted(wrong))}")
+            return CycleRecord.model_validate(values | {k: v for k, v in self.parts.items() if k not in wrong})

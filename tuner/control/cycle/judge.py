@@ -1,0 +1,140 @@
+"""What became of the push before, and what to do now: verify and decide, on one sighting."""
+
+import math
+from dataclasses import replace
+
+from rooftune.policies.guard import Reason, Situation
+from rooftune.policies.request import Setting
+from rooftune.policies.verify import Verdict as Outcome
+from rooftune.policies.verify import crossed
+from rooftune.tuner.control.cycle.book import Book
+from rooftune.tuner.control.cycle.decide import Verdict, decide_cycle, kv_bound
+from rooftune.tuner.control.cycle.draft import Draft
+from rooftune.tuner.control.cycle.fit import Learner
+from rooftune.tuner.control.cycle.harm import measured_cost_slo_s, predicted_cost_slo_s
+from rooftune.tuner.control.cycle.observe import Holder
+from rooftune.tuner.control.cycle.propose import Found, Proposal
+from rooftune.tuner.control.cycle.sight import Sighting
+from rooftune.tuner.control.cycle.verify import PACE_RATIO, Checked, Terms, check
+from rooftune.tuner.control.memory import Trial, knobs_of
+from rooftune.tuner.control.options import LoopOptions
+
+# A trial that turns out bad is seen in one cycle and taken back in it; the next one makes sure.
+REVERT_CYCLES = 2.0
+
+
+class Judge:
+    """Verdicts go into the book; decisions are the guard's."""
+
+    def __init__(self, book: Book, learner: Learner, options: LoopOptions) -> None:
+        self._book, self._learner, self._options = book, learner, options
+        self._terms = Terms(options.settle_s, options.harm_requests, options.min_requests)
+
+    def check(self, sight: Sighting, draft: Draft) -> Sighting:
+        """The sighting with the verdict on the trial in force; one that was found good is over with it."""
+        trial, seen, book = sight.standing.trial, sight.seen, self._book
+        if trial is not None:
+            if book.before is None or book.before[0] != trial.push_cycle:
+                book.before = (trial.push_cycle, seen.window)  # another controller pushed: its rows, as far as they go
+            before = book.before[1]
+            checked = check(trial, before, seen, self._options.thresholds, self._terms, self._learner.model)
+            checked = checked.on(book.way(trial, checked))
+            book.change(running_slo_s=self._cost_slo_s(trial, checked))
+            draft.put(verify=checked.part)
+            if max(checked.pace_ratio, 1.0 / checked.pace_ratio) > PACE_RATIO:
+                draft.note(
+                    f"at the same work the engine takes {checked.pace_ratio:.2f} times as long as before the push"
+                )
+            sight = replace(sight, checked=checked)
+            if checked.lost_way is not None:  # not only this stride is taken back
+                draft.note("this and the strides before it lost more in all than noise explains: back to their start")
+                trial = trial.model_copy(update={"before": checked.lost_way.start})
+                sight = replace(sight, standing=replace(sight.standing, trial=trial))
+            if checked.keeps:
+                outcome = checked.judgement.verdict
+                book.conclude(trial, checked, outcome, sight.day, sight.wall_s)
+                sight = replace(sight, standing=replace(sight.standing, trial=None, kept=book.memory.kept))
+        draft.put(spent_slo_s=book.spent_slo_s(sight.day), trust=book.memory.trust.ratio)
+        return sight
+
+    def _cost_slo_s(self, trial: Trial, checked: Checked) -> float:
+        """What the trial has cost so far: what was measured, or while nothing can be compared what was at risk."""
+        if checked.matched is not None and checked.matched.matched:
+            return measured_cost_slo_s(checked.matched.gain, checked.elapsed_s)
+        at_risk_slo_s = predicted_cost_slo_s(math.nan, trial.twin_error, checked.elapsed_s)
+        return max(self._book.memory.running_slo_s, at_risk_slo_s)
+
+    def decide(self, sight: Sighting, found: Found, draft: Draft) -> Verdict:
+        """What the guard says of this cycle."""
+        situation = self.situation(sight, found.proposal)
+        verdict = decide_cycle(
+            situation,
+            self._options.limits,
+            freeze=sight.freeze,
+            why_none=found.why,
+            foreign=sight.standing.foreign,
+            other=sight.standing.holder is Holder.OTHER,
+            hung_up=sight.checked is not None and sight.checked.hung_up,
+            nobody_ends=sight.checked is not None and sight.checked.stalled,
+        )
+        if verdict.setting is not None and verdict.reason in (Reason.SHADOW, Reason.SHADOW_TOO_SHORT):
+            draft.put(would_push=moved_knobs(sight.seen.setting, verdict.setting))
+        return verdict
+
+    def situation(self, sight: Sighting, proposal: Proposal | None) -> Situation:
+        """Everything that the guard looks at."""
+        seen, standing, options = sight.seen, sight.standing, self._options
+        gain = proposal.gain if proposal is not None else math.nan
+        error = proposal.error if proposal is not None else math.nan
+        ours = standing.ours_in_force
+        bound = kv_bound(seen.signals)
+        return Situation(
+            live=options.live,
+            envelope=seen.envelope,
+            in_force=seen.setting,
+            proposal=proposal.setting if proposal is not None else None,
+            predicted_gain=gain,
+            twin_error=error,
+            twin_trusted=proposal is not None and proposal.trusted,
+            metrics_age_s=seen.reading.metrics_age_s,
+            since_push_s=sight.since_push_s,
+            shadow_s=self._book.memory.shadow_s,
+            minute_of_week=sight.minute_of_week,
+            push_in_force=ours,
+            verified=standing.trial is None,
+            verdict=self._outcome(sight),
+            # What the engine's own setting does is a reason to tune, not one to stop.
+            thresholds_crossed=crossed(options.thresholds, seen.observed) if ours else (),
+            engine_restarted=seen.reading.restarted,
+            errors_rising=seen.errors_rising,
+            blocked=sight.blocked,
+            paused=sight.paused,
+            deploying=sight.deploying,
+            kv_used=1.0 if bound else seen.kv_used,
+            preempting=bound or seen.preempting,
+            exploration_spent_slo_s=self._book.spent_slo_s(sight.day),
+            exploration_cost_slo_s=predicted_cost_slo_s(_share(sight), error, self._trial_s(sight)),
+        )
+
+    def _outcome(self, sight: Sighting) -> Outcome | None:
+        return (
+            sight.checked.judgement.verdict if sight.checked is not None and sight.standing.trial is not None else None
+        )
+
+    def _trial_s(self, sight: Sighting) -> float:
+        """How long a trial takes to its verdict, at the rate of now."""
+        options, traffic = self._options, sight.seen.traffic
+        rate_rps = traffic.rate_rps if traffic is not None else 0.0
+        full_s = options.min_requests / rate_rps if rate_rps > 0.0 else options.verify_s
+        return options.settle_s + min(full_s, options.verify_s) + REVERT_CYCLES * options.cycle_s
+
+
+def _share(sight: Sighting) -> float:
+    share = sight.figures.attainment
+    return math.nan if share is None else share
+
+
+def moved_knobs(before: Setting, after: Setting) -> dict[str, int | float]:
+    """The knobs that differ, as a record holds them."""
+    old = knobs_of(before)
+    return {name: value for name, value in knobs_of(after).items() if old[name] != value}

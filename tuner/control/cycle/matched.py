@@ -1,0 +1,252 @@
+"""Two windows of live traffic, before and after a push, compared like with like. Pure.
+
+Selection: all windows are of one length, and in each a request counts when it arrived and ended inside. So all cut off
+the same kind of request at their ends.
+Matched: arrivals per second differ by no more than RATE_RATIO beyond counting noise, and the shares of the prompt
+length classes (a factor of four each) overlap by at least OVERLAP. Within that, the classes are weighted alike on
+both sides, so that a few more documents after the push are not taken for a loss.
+Starved requests never reach the records while they wait. Of those that wait at a window's end, whoever must have
+waited longer than the TTFT target allows (without one: than half of ``verify_s``) counts as missed.
+The interval is a bootstrap over stretches of neighbouring requests, which share their fate.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rooftune.policies.outcomes import Outcomes
+from rooftune.policies.quantiles import quantile
+from rooftune.policies.slo import Override, Slo, Target, attainment, good
+from rooftune.tuner.control.outcome import Figures
+from rooftune.tuner.observe.rows import ABORTED, FINISHED, FloatArray, IntArray, RequestRows
+from rooftune.tuner.record import plain
+
+RATE_RATIO = 1.3
+OVERLAP = 0.7
+BLOCKS = 24
+DRAWS = 400
+# A verdict is looked for in every cycle, so one look must be wrong very rarely: 99 % of a normal distribution.
+LOOK_Z = 2.58
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One window. good: 0 or 1 a judged request, by arrival; prompt_tokens likewise, shape (n,). span_s: its length.
+
+    arrived: requests that arrived in it, ended or not. overdue: requests waiting at its end that must have missed.
+    """
+
+    good: FloatArray
+    prompt_tokens: IntArray
+    span_s: float
+    arrived: float
+    overdue: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.good)
+
+    @property
+    def served_share(self) -> float:
+        """Of those that ended or are overdue, the share that ended."""
+        return len(self) / (len(self) + self.overdue) if len(self) else 0.0
+
+
+@dataclass(frozen=True)
+class Matched:
+    """gain: attainment after minus before, NaN when nothing can be compared; half_width of its interval.
+
+    before, after: attainment on the common mix. rate_ratio: arrivals per second, after over before. overlap: 0..1.
+    """
+
+    gain: float
+    half_width: float
+    matched: bool
+    before: float
+    after: float
+    rate_ratio: float
+    overlap: float
+
+
+def overdue(waiting: float, rate_rps: float, ttft_bound_s: float) -> float:
+    """Waiting requests that must have waited longer than the bound: more than arrive within it. No bound: none."""
+    if not (math.isfinite(ttft_bound_s) and math.isfinite(rate_rps)):
+        return 0.0
+    return max(0.0, waiting - rate_rps * ttft_bound_s)
+
+
+def classes(prompt_tokens: IntArray) -> IntArray:
+    """Prompt length class, one for every factor of four, shape (n,)."""
+    return np.floor(np.log2(np.maximum(prompt_tokens, 1)) / 2.0 + 1e-9).astype(np.int64)
+
+
+def compare(before: Side, after: Side, seed: int = 0) -> Matched:
+    """The difference in attainment and whether the windows may be compared at all."""
+    rate_ratio = _rate_ratio(before, after)
+    if not len(before):
+        return Matched(math.nan, math.nan, False, math.nan, math.nan, rate_ratio, 0.0)
+    if not len(after):
+        # Nobody ended after the push. Somebody overdue is an answer all the same; an empty window is none.
+        was = float(before.good.mean()) * before.served_share
+        if after.overdue <= 0.0:
+            return Matched(math.nan, math.nan, False, was, math.nan, rate_ratio, 0.0)
+        half = 1.0 / len(before) + 1.0 / after.overdue
+        return Matched(-was, half, _same_rate(before, after, rate_ratio), was, 0.0, rate_ratio, 0.0)
+    kinds = np.union1d(classes(before.prompt_tokens), classes(after.prompt_tokens))
+    first, second = _table(before, kinds), _table(after, kinds)
+    share_before, share_after = first.count / len(before), second.count / len(after)
+    overlap = float(np.minimum(share_before, share_after).sum())
+    both = (first.count > 0) & (second.count > 0)
+    if not both.any():
+        return Matched(math.nan, math.nan, False, math.nan, math.nan, rate_ratio, 0.0)
+    weight = np.where(both, share_before + share_after, 0.0)
+    weight = weight / weight.sum()
+    was = float(weight @ first.mean) * before.served_share
+    now = float(weight @ second.mean) * after.served_share
+    generator = np.random.default_rng(seed)
+    drawn_before = first.drawn(generator) @ weight * before.served_share
+    drawn_after = second.drawn(generator) @ weight * after.served_share
+    # One request more or less in either window proves nothing.
+    least = 1.0 / len(before) + 1.0 / len(after)
+    half = max(LOOK_Z * float((drawn_after - drawn_before).std()), least)
+    return Matched(now - was, half, _alike(before, after, rate_ratio, overlap), was, now, rate_ratio, overlap)
+
+
+def _rate_ratio(before: Side, after: Side) -> float:
+    if not (before.arrived > 0 and after.arrived > 0 and before.span_s > 0.0 and after.span_s > 0.0):
+        return math.nan
+    return (after.arrived / after.span_s) / (before.arrived / before.span_s)
+
+
+def _same_rate(before: Side, after: Side, rate_ratio: float) -> bool:
+    if not math.isfinite(rate_ratio):
+        return False
+    counting = 2.0 * math.sqrt(1.0 / before.arrived + 1.0 / after.arrived)
+    return abs(math.log(rate_ratio)) <= math.log(RATE_RATIO) + counting
+
+
+def _alike(before: Side, after: Side, rate_ratio: float, overlap: float) -> bool:
+    # A mix cut from few requests overlaps less by chance alone.
+    chance = 1.0 / math.sqrt(len(before)) + 1.0 / math.sqrt(len(after))
+    return _same_rate(before, after, rate_ratio) and overlap >= OVERLAP - 0.5 * chance
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """Good requests and all requests by block (rows) and class (columns)."""
+
+    good_blocks: FloatArray
+    count_blocks: FloatArray
+
+    @property
+    def count(self) -> FloatArray:
+        total: FloatArray = self.count_blocks.sum(axis=0)
+        return total
+
+    @property
+    def mean(self) -> FloatArray:
+        return _ratio(self.good_blocks.sum(axis=0), self.count, np.zeros(self.count_blocks.shape[1]))
+
+    def drawn(self, generator: np.random.Generator) -> FloatArray:
+        """Means by class under DRAWS draws of whole blocks, shape (DRAWS, classes)."""
+        blocks = len(self.count_blocks)
+        picks = generator.multinomial(blocks, np.full(blocks, 1.0 / blocks), size=DRAWS).astype(np.float64)
+        return _ratio(picks @ self.good_blocks, picks @ self.count_blocks, np.tile(self.mean, (DRAWS, 1)))
+
+
+def _ratio(part: FloatArray, whole: FloatArray, otherwise: FloatArray) -> FloatArray:
+    return np.divide(part, whole, out=otherwise, where=whole > 0)
+
+
+def _table(side: Side, kinds: IntArray) -> _Table:
+    blocks = min(BLOCKS, len(side))
+    block = np.arange(len(side)) * blocks // len(side)
+    column = np.searchsorted(kinds, classes(side.prompt_tokens))
+    shape = (blocks, len(kinds))
+    good_blocks, count_blocks = np.zeros(shape), np.zeros(shape)
+    np.add.at(good_blocks, (block, column), side.good)
+    np.add.at(count_blocks, (block, column), 1.0)
+    return _Table(good_blocks, count_blocks)
+
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+def judgeable(slo: Slo, gap_bounds_s: tuple[float, ...]) -> Slo:
+    """Targets as this engine's request records can show them.
+
+    Gaps are counted per request only above the engine's own bounds. A gap target at any other bound is judged by the
+    longest gap instead: never milder, since no gap above the bound leaves none to count.
+    """
+
+    def seen(target: Target) -> Target:
+        if target.metric != "gap" or any(math.isclose(target.bound_s, bound, rel_tol=1e-9) for bound in gap_bounds_s):
+            return target
+        return Target("longest_gap", target.bound_s, target.quantile)
+
+    overrides = tuple(Override(o.when, _distinct(map(seen, o.targets))) for o in slo.overrides)
+    return Slo(_distinct(map(seen, slo.targets)), overrides, slo.objective)
+
+
+def _distinct(targets: "map[Target]") -> tuple[Target, ...]:
+    """Two targets that became one quantile of one metric: the tighter stays."""
+    kept: dict[tuple[str, float], Target] = {}
+    for target in targets:
+        key = (target.metric, target.quantile)
+        if key not in kept or target.bound_s < kept[key].bound_s:
+            kept[key] = target
+    return tuple(kept.values())
+
+
+def judged(requests: RequestRows) -> RequestRows:
+    """Those whose latencies say something of the setting: who hung up says nothing."""
+    return requests.select(requests.ended != ABORTED)
+
+
+def good_mask(requests: RequestRows, slo: Slo) -> BoolArray:
+    """Which requests meet every target, shape (n,); failed ones never do."""
+    return good(requests.outcomes(), slo)
+
+
+def figures(requests: RequestRows, slo: Slo, span_s: float) -> Figures:
+    """Figures of the finished and failed requests among these; NaN and nothing at all become null, never 0."""
+    rows = judged(requests)
+    outcomes = rows.outcomes()
+    share = attainment(outcomes, slo)
+    finished = rows.ended == FINISHED
+    several = finished & (rows.output_tokens > 1)
+    answer_s = (rows.finish_s - rows.arrival_s - rows.ttft_s)[several]
+    # All tokens in one step: the difference of equal instants may come out a hair below 0.
+    tpot_s = np.maximum(answer_s, 0.0) / (rows.output_tokens[several] - 1)
+    gaps_s = rows.longest_gap_s[several]
+    ttft_s = _came(rows.ttft_s, finished)
+
+    def at(values: FloatArray, q: float) -> float | str | None:
+        return plain(quantile(values, q)) if len(values) else None
+
+    return Figures(
+        requests=len(rows),
+        span_s=span_s,
+        attainment=None if math.isnan(share) else share,
+        goodput_rps=None if math.isnan(share) or span_s <= 0.0 else share * len(rows) / span_s,
+        ttft_p50_s=at(ttft_s, 0.5),  # type: ignore[arg-type]  # plain() gives "inf" and no other text
+        ttft_p95_s=at(ttft_s, 0.95),  # type: ignore[arg-type]  # as above
+        ttft_p99_s=at(ttft_s, 0.99),  # type: ignore[arg-type]  # as above
+        queue_p99_s=at(queue_s(rows.outcomes(), finished), 0.99),  # type: ignore[arg-type]  # as above
+        tpot_p95_s=at(tpot_s, 0.95),  # type: ignore[arg-type]  # as above
+        longest_gap_p50_s=at(gaps_s[~np.isnan(gaps_s)], 0.5),  # type: ignore[arg-type]  # as above
+        longest_gap_p99_s=at(gaps_s[~np.isnan(gaps_s)], 0.99),  # type: ignore[arg-type]  # as above
+        failed=int((~finished).sum()),
+        preemptions=int(rows.preemptions.sum()),
+    )
+
+
+def _came(values: FloatArray, finished: BoolArray) -> FloatArray:
+    """A failed request's latency is infinite, whatever it had got until then."""
+    return np.where(finished & ~np.isnan(values), values, np.inf)
+
+
+def queue_s(outcomes: Outcomes, finished: BoolArray) -> FloatArray:
+    """Arrival to first scheduling in seconds, +inf for those that failed."""
+    return _came(outcomes.scheduled_s - outcomes.arrival_s, finished)

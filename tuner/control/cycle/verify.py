@@ -1,0 +1,232 @@
+"""Verify: a push held against its prediction, on matched traffic. Pure.
+
+The window after the push ends with the newest reading, is at most ``verify_s`` long and begins ``settle_s`` after the
+push; before it lie as many windows of the same length as are known. See ``matched`` for what is compared and when it
+counts.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rooftune.policies.slo import Slo
+from rooftune.policies.step_time import StepModel
+from rooftune.policies.verify import Comparison, Judgement, RollbackThresholds, Verdict, VerdictReason, crossed, judge
+from rooftune.tuner.control.cycle.harm import nobody_ends, rising
+from rooftune.tuner.control.cycle.matched import Matched, Side, compare, good_mask, judged, overdue
+from rooftune.tuner.control.cycle.observe import Seen, in_flight, storming, wait_bound_s, waiting_at
+from rooftune.tuner.control.memory import Trial, Way
+from rooftune.tuner.control.outcome import VerifyPart
+from rooftune.tuner.model.roofline import predict
+from rooftune.tuner.observe.rows import ABORTED, RequestRows
+from rooftune.tuner.observe.window import Window
+
+MOST_BEFORE = 4
+# An engine that is slower or faster than this at the same work is not the one that was measured before the push: no
+# verdict. Beyond PACE_HARM nobody waits for another reason: the push may be why.
+PACE_RATIO, PACE_HARM, PACE_STEPS = 1.2, 2.0, 50
+# A window that is full but for what its bound on rows takes from it at a higher rate is full.
+FULL_SHARE = 0.75
+_LONG_AGO_S = -1e11  # stands for "since ever" where a record cannot hold an infinity
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What came out. passed: a limited step was shown not to be worse, which is enough for it.
+
+    elapsed_s: since the push; pace_ratio: see the function of that name. matched: None when there was nothing to
+    compare (yet, or because so many hung up). hung_up: so many did, and that is more than before the push. stalled:
+    nobody got on since. lost_way: the strides that this one is the last of, where they lost in all.
+    """
+
+    judgement: Judgement
+    matched: Matched | None
+    requests: int
+    elapsed_s: float
+    passed: bool
+    pace_ratio: float
+    hung_up: bool
+    stalled: bool
+    part: VerifyPart
+    lost_way: Way | None = None
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the setting stays and the trial is over."""
+        return self.passed or self.judgement.verdict is Verdict.BETTER
+
+    def on(self, way: Way) -> "Checked":
+        """The same, held against where the strides began: worse, where they lost more in all than noise explains."""
+        if not (self.keeps and way.lost):
+            return self
+        said = Judgement(Verdict.WORSE, VerdictReason.LOSS_SHOWN, False)
+        shown = {"verdict": said.verdict.value, "reason": said.reason.value, "prediction_held": False}
+        part = self.part.model_copy(update=shown | {"observed_gain": way.gain, "half_width": way.half_width})
+        return replace(self, judgement=said, passed=False, part=part, lost_way=way)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """settle_s: of the time after a push that does not count. harm_requests: that a loss needs, for which its own
+    interval does the rest; min_requests: that a gain needs, unless the window is full."""
+
+    settle_s: float
+    harm_requests: int
+    min_requests: int
+
+
+def side(window: Window, slo: Slo, wait_s: float, start_s: float, end_s: float) -> Side:
+    """The requests that arrived and ended between two instants, those that hung up left out. wait_s: overdue beyond."""
+    rows = _inside(window, start_s, end_s)
+    ended = window.requests.finish_s
+    arrived = int(((ended > start_s) & (ended <= end_s)).sum()) + in_flight(window, end_s) - in_flight(window, start_s)
+    kept = judged(rows)
+    span_s = end_s - start_s
+    rate_rps = max(arrived, 0) / span_s if span_s > 0.0 else math.nan
+    return Side(
+        good=good_mask(kept, slo).astype(float),
+        prompt_tokens=kept.prompt_tokens,
+        span_s=span_s,
+        arrived=float(max(arrived, len(kept))),
+        overdue=overdue(waiting_at(window, end_s), rate_rps, wait_s),
+    )
+
+
+def _inside(window: Window, start_s: float, end_s: float) -> RequestRows:
+    """Requests, however they ended, that arrived and ended between two instants."""
+    rows = window.requests_since(start_s)
+    return rows.select((rows.arrival_s <= end_s) & (rows.finish_s <= end_s))
+
+
+def known_before_s(trial: Trial, before: Window) -> float:
+    """How long before the push the rows go back in which its predecessor was in force."""
+    from_s = max(trial.since_s, before.complete_from_s, before.steps_from_s)
+    if from_s < _LONG_AGO_S:  # nothing was ever lost: what is known begins with the first request
+        arrivals = before.requests.arrival_s
+        from_s = float(arrivals.min()) if len(arrivals) else trial.began_s
+    return max(0.0, trial.began_s - from_s)
+
+
+def length_of(trial: Trial, before: Window, after: Window, settle_s: float, verify_s: float) -> float:
+    """Length of both windows in seconds; 0: not yet. Where requests of the time after the push were lost, the window
+    begins behind them: of those that arrived earlier the short ones are gone and the long ones are there."""
+    from_s = max(trial.began_s + settle_s, after.complete_from_s)
+    return max(0.0, min(after.now_s - from_s, known_before_s(trial, before), verify_s))
+
+
+def _spans(trial: Trial, before: Window, length_s: float) -> list[tuple[float, float]]:
+    """Up to MOST_BEFORE windows of that length in a row, the last one up to the push: each cuts off the same kind of
+    request, and more of them make a steadier measure."""
+    count = max(1, min(MOST_BEFORE, int(known_before_s(trial, before) / length_s + 1e-9)))
+    ends_s = [trial.began_s - k * length_s for k in reversed(range(count))]
+    return [(end_s - length_s, end_s) for end_s in ends_s]
+
+
+def earlier(trial: Trial, before: Window, slo: Slo, wait_s: float, length_s: float) -> Side:
+    """The windows before the push as one."""
+    sides = [side(before, slo, wait_s, start_s, end_s) for start_s, end_s in _spans(trial, before, length_s)]
+    return Side(
+        good=np.concatenate([one.good for one in sides]),
+        prompt_tokens=np.concatenate([one.prompt_tokens for one in sides]),
+        span_s=sum(one.span_s for one in sides),
+        arrived=sum(one.arrived for one in sides),
+        overdue=sum(one.overdue for one in sides),
+    )
+
+
+def more_hang_up(trial: Trial, before: Window, after: Window, length_s: float) -> bool:
+    """Whether so many more hang up than in windows of that length before the push that the push may be why."""
+    spans = _spans(trial, before, length_s)
+    was = np.concatenate([_inside(before, start_s, end_s).ended for start_s, end_s in spans])
+    return len(was) > 0 and rising(_inside(after, after.now_s - length_s, after.now_s).ended, was, ABORTED)
+
+
+def pace(window: Window, model: StepModel, start_s: float, end_s: float, decodes_alone: bool) -> float:
+    """Measured over modelled time of the steps between two instants; NaN when there are too few to say."""
+    steps = window.steps.select((window.steps.start_s >= start_s) & (window.steps.end_s <= end_s))
+    samples = (steps.select(steps.prefill_tokens == 0) if decodes_alone else steps).samples()
+    if len(samples) < PACE_STEPS:
+        return math.nan
+    return float(samples.duration_s.sum() / predict(model, samples).sum())
+
+
+def pace_ratio(
+    trial: Trial, before: Window, seen: Seen, model: StepModel | None, start_s: float, length_s: float
+) -> float:
+    """How much slower the engine is since the push at the very same work, 1.0 as before; NaN when nobody can tell.
+
+    A neighbour on the machine shows here, or a clock that was lowered. By steps of decodes alone where there are
+    enough: they are the same under both settings, while of the sizes that the push brought the model may know little.
+    """
+    if model is None or length_s <= 0.0:
+        return math.nan
+    for decodes_alone in (True, False):
+        was = pace(before, model, trial.began_s - MOST_BEFORE * length_s, trial.began_s, decodes_alone)
+        ratio = pace(seen.window, model, start_s, seen.now_s, decodes_alone) / was
+        if math.isfinite(ratio):
+            return ratio
+    return math.nan
+
+
+def check(
+    trial: Trial,
+    before: Window,
+    seen: Seen,
+    thresholds: RollbackThresholds,
+    terms: Terms,
+    model: StepModel | None = None,
+) -> Checked:
+    """The verdict on a trial so far. before: the rows as they stood at the push (or as far as they are still there)."""
+    settle_s, min_requests = terms.settle_s, terms.harm_requests
+    length_s = length_of(trial, before, seen.window, settle_s, seen.verify_s)
+    start_s = seen.now_s - length_s
+    elapsed_s = seen.now_s - trial.began_s
+    storm = storming(seen.window, max(trial.began_s, start_s))
+    found: Matched | None = None
+    requests = 0
+    if length_s > 0.0 and not storm:
+        wait_s = wait_bound_s(seen.slo, seen.verify_s)
+        first = earlier(trial, before, seen.slo, wait_s, length_s)
+        second = side(seen.window, seen.slo, wait_s, start_s, seen.now_s)
+        # Whoever must have missed while waiting counts like one that ended badly.
+        found, requests = compare(first, second, seed=trial.push_cycle), len(second) + int(second.overdue)
+    ratio = pace_ratio(trial, before, seen, model, start_s, length_s)
+    if found is not None and PACE_RATIO < max(ratio, 1.0 / ratio) <= PACE_HARM:
+        found = replace(found, matched=False)
+    comparison = Comparison(
+        predicted_gain=0.0 if trial.stride else trial.predicted_gain,
+        twin_error=trial.twin_error,
+        observed_gain=found.gain if found is not None else math.nan,
+        half_width=found.half_width if found is not None else math.nan,
+        matched=not storm and (found is None or found.matched or requests < min_requests),
+        requests=requests,
+        crossed=crossed(thresholds, seen.observed),
+    )
+    judgement = judge(comparison, min_requests)
+    whole_s = min(known_before_s(trial, before), seen.verify_s)
+    full = elapsed_s >= settle_s + whole_s and length_s >= FULL_SHARE * whole_s
+    if judgement.verdict is Verdict.BETTER and requests < terms.min_requests and not full:
+        judgement = Judgement(Verdict.INCONCLUSIVE, VerdictReason.TOO_FEW_REQUESTS, judgement.prediction_held)
+    passed = trial.stride and full and judgement.reason is VerdictReason.WITHIN_NOISE
+    hung_up = storm and length_s > 0.0 and more_hang_up(trial, before, seen.window, length_s)
+    stalled = nobody_ends(before, seen.window, trial.began_s - known_before_s(trial, before), trial.began_s)
+    part = _part(trial, comparison, judgement)
+    return Checked(judgement, found, requests, elapsed_s, passed, ratio, hung_up, stalled, part)
+
+
+def _part(trial: Trial, comparison: Comparison, judgement: Judgement) -> VerifyPart:
+    def known(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    return VerifyPart(
+        push_cycle=trial.push_cycle,
+        verdict=judgement.verdict.value,
+        reason=judgement.reason.value,
+        predicted_gain=None if trial.stride else known(trial.predicted_gain),
+        observed_gain=known(comparison.observed_gain),
+        half_width=known(comparison.half_width),
+        requests=comparison.requests,
+        prediction_held=judgement.prediction_held and not trial.stride,
+        crossed=comparison.crossed,
+    )

@@ -1,0 +1,300 @@
+"""``explain``: why a cycle did what it did, in exactly five plain lines, from its record alone. Pure."""
+
+from rooftune.policies.guard import Action, Reason
+from rooftune.policies.request import Setting
+from rooftune.tuner.control.outcome import (
+    CycleReason,
+    CycleRecord,
+    Figures,
+    FitPart,
+    Knobs,
+    ProposalPart,
+    TwinPart,
+    VerifyPart,
+)
+
+Why = Reason | CycleReason
+
+# What the guard (or the cycle before it) said: completes "held: ..." or "reverted: ...".
+MEANING: dict[Why, str] = {
+    Reason.METRICS_STALE: "the newest step is too old to judge anything by",
+    Reason.ENGINE_RESTARTED: "the engine was started anew and is at its boot setting, so what was learnt counts anew",
+    Reason.OPERATOR_THRESHOLD: "a rollback threshold of the operator was crossed, which counts before any statistics",
+    Reason.ERRORS_RISING: "more requests fail than before",
+    Reason.VERDICT_WORSE: "the latest push did measurably worse than what was in force before it",
+    Reason.INCONCLUSIVE_TOO_LONG: "the latest push could not be judged in the time allowed for that",
+    Reason.BLOCKED_AFTER_REVERT: "a person reverted, and nothing is pushed until somebody resumes",
+    Reason.PAUSED: "a person paused the controller",
+    Reason.DEPLOY: "a deploy is going on (the freeze file exists)",
+    Reason.KV_BOUND: "the KV cache is full and requests are preempted, which no token budget mends",
+    Reason.VERIFYING: "the latest push is still being judged",
+    Reason.NO_PROPOSAL: "there was no proposal to decide on",
+    Reason.ALREADY_IN_FORCE: "the proposal is what is in force already",
+    Reason.TWIN_NOT_TRUSTED: "the twin did not predict this window well enough to act on",
+    Reason.GAIN_UNKNOWN: "the gain or the twin's own error is not known",
+    Reason.WITHIN_NOISE: "the predicted gain is no larger than the twin's own error or the least gain that counts",
+    Reason.KNOB_ABSENT: "the proposal moves a knob that this engine does not have",
+    Reason.NEEDS_RESTART: "the proposal moves a knob that this engine only takes at its start",
+    Reason.OUTSIDE_ENVELOPE: "the proposal lies outside what the engine allows",
+    Reason.MAINTENANCE_WINDOW: "this is no time of the week for pushes",
+    Reason.DWELL: "the latest push is too recent",
+    Reason.EXPLORATION_BUDGET: "trials have cost as much as they may today",
+    Reason.SHADOW_TOO_SHORT: "the controller has not watched for long enough to be live",
+    Reason.SHADOW: "shadow mode pushes nothing; live mode would have pushed",
+    Reason.STEP_LIMITED: "the way to the proposal is longer than one push may go, so it went a part of it",
+    Reason.OK: "nothing spoke against it",
+    CycleReason.UNREACHABLE: "the engine did not answer",
+    CycleReason.UNAUTHORIZED: "the engine refused the tuning token",
+    CycleReason.NO_PROTOCOL: "there is no tuning protocol of this version at the engine's address",
+    CycleReason.GARBAGE: "the engine's answer made no sense",
+    CycleReason.NO_SIGNAL: "steps ran, but no request ended, so there was nothing to judge",
+    CycleReason.IDLE: "nothing ran",
+    CycleReason.STALLED: "requests were there, but none got on",
+    CycleReason.TOO_LITTLE_DATA: "too few requests have ended for a judgement",
+    CycleReason.SEARCHING: "the search was still running in its own process",
+    CycleReason.FIT_REFUSED: "the steps do not hold a step model",
+    CycleReason.WORKER_FAILED: "the process that searches failed",
+    CycleReason.HELD_BY_OTHER: "another controller holds the lease of this engine",
+    CycleReason.CONFLICT: "another revision was in force when the push arrived",
+    CycleReason.REFUSED: "the engine refused the push",
+    CycleReason.STORE_FAILED: "the state could not be written down, so nothing was pushed",
+    CycleReason.NULL_RESULT: "the setting in force is within noise of the best",
+    CycleReason.NO_TARGETS_MISSED: "everybody is served within the targets already",
+    CycleReason.FROZEN_BY_SIGNAL: "a signal says that no setting can be judged now",
+    CycleReason.ABORT_STORM: "so many requests hung up that the window says nothing of the setting",
+    CycleReason.FOUND_FOREIGN: "the lease of this controller held a setting that it does not remember",
+}
+
+_WAITS = "it looks again in the next cycle"
+_LEASE = "without an answer the lease ends and the engine goes back to its boot setting by itself"
+NEXT: dict[Why, str] = {
+    Reason.METRICS_STALE: "it waits for new steps; " + _LEASE,
+    Reason.ENGINE_RESTARTED: "it watches the engine anew and searches once there is enough traffic",
+    Reason.OPERATOR_THRESHOLD: "it pushes nothing while the threshold is crossed",
+    Reason.ERRORS_RISING: "it pushes nothing while requests fail; look at the engine's log",
+    Reason.VERDICT_WORSE: "what was in force before is so again, and the next search knows of this loss",
+    Reason.INCONCLUSIVE_TOO_LONG: "what was in force before is so again, and it searches anew",
+    Reason.BLOCKED_AFTER_REVERT: "it watches only, until: rooftune resume",
+    Reason.PAUSED: "it watches only, until: rooftune resume",
+    Reason.DEPLOY: "it pushes again once the freeze file is gone",
+    Reason.KV_BOUND: "it pushes nothing while that lasts; fewer or shorter requests, or more KV memory, help",
+    Reason.VERIFYING: "it decides once the window after the push is full",
+    Reason.NO_PROPOSAL: _WAITS,
+    Reason.ALREADY_IN_FORCE: "it keeps the lease and searches again when traffic shifts or the time comes",
+    Reason.TWIN_NOT_TRUSTED: "it refits the step model on newer steps and asks the twin again",
+    Reason.GAIN_UNKNOWN: _WAITS,
+    Reason.WITHIN_NOISE: "it leaves the setting alone and searches again when traffic shifts or the time comes",
+    Reason.KNOB_ABSENT: "take the knob out of knobs in the configuration",
+    Reason.NEEDS_RESTART: "a person may start the engine with that value; the controller leaves it alone",
+    Reason.OUTSIDE_ENVELOPE: "it searches again inside the bounds that the engine tells",
+    Reason.MAINTENANCE_WINDOW: "it decides anew once the window allows it",
+    Reason.DWELL: "it decides anew once the dwell time is over",
+    Reason.EXPLORATION_BUDGET: "it pushes again tomorrow, or with a larger guard.exploration_slo_s_per_day",
+    Reason.SHADOW_TOO_SHORT: "it pushes once guard.min_shadow_s of watching are full",
+    Reason.SHADOW: "run it with --mode live to let it push",
+    Reason.STEP_LIMITED: "it judges this push first and goes on from there",
+    Reason.OK: "it compares the time after the push with the time before and keeps it or goes back",
+    CycleReason.UNREACHABLE: "it tries again in the next cycle; " + _LEASE,
+    CycleReason.UNAUTHORIZED: "correct the token in engine.token_file; it is read anew for each request",
+    CycleReason.NO_PROTOCOL: "correct engine.url, or start the engine with its tuning routes",
+    CycleReason.GARBAGE: "it tries again in the next cycle; " + _LEASE,
+    CycleReason.NO_SIGNAL: _WAITS,
+    CycleReason.IDLE: "it waits for traffic",
+    CycleReason.STALLED: "it tunes nothing while that lasts; look at the engine",
+    CycleReason.TOO_LITTLE_DATA: "it waits until more requests have ended",
+    CycleReason.SEARCHING: "it takes up the answer in one of the next cycles",
+    CycleReason.FIT_REFUSED: "it fits again on newer steps",
+    CycleReason.WORKER_FAILED: "it starts another search process",
+    CycleReason.HELD_BY_OTHER: "it watches only until that lease ends; end one of the two controllers",
+    CycleReason.CONFLICT: "it reads the state and decides anew",
+    CycleReason.REFUSED: "it reads the engine's bounds again; the detail says what was refused",
+    CycleReason.STORE_FAILED: "it tries again in the next cycle; free space or correct the state folder",
+    CycleReason.NULL_RESULT: "it leaves the setting alone and searches again when traffic shifts or the time comes",
+    CycleReason.NO_TARGETS_MISSED: "it leaves the setting alone as long as that holds",
+    CycleReason.FROZEN_BY_SIGNAL: "it pushes nothing while the signal is seen; the runbook has a section for each",
+    CycleReason.ABORT_STORM: "it judges the next window without them; look at what the clients do",
+    CycleReason.FOUND_FOREIGN: "it begins from the boot setting",
+}
+
+# Reasons from before the guard could decide: the fourth line says so.
+BEFORE_GUARD = frozenset(CycleReason) - {
+    CycleReason.CONFLICT, CycleReason.REFUSED, CycleReason.STORE_FAILED, CycleReason.HELD_BY_OTHER,
+    CycleReason.FOUND_FOREIGN,
+}  # fmt: skip
+
+
+LINES = 5
+KNOB_WORDS = {
+    "step_tokens": ("token budget", " tokens"),
+    "chunk_cap_tokens": ("chunk cap", " tokens"),
+    "max_running": ("sequence cap", ""),
+    "max_partial_prefills": ("partial-prefill cap", ""),
+    "max_long_partial_prefills": ("long partial-prefill cap", ""),
+    "budget_policy": ("budget policy", ""),
+    "order_policy": ("order policy", ""),
+}
+_MAIN = ("step_tokens", "chunk_cap_tokens")
+_NONE_AT_ZERO = ("chunk_cap_tokens", "max_partial_prefills", "max_long_partial_prefills")
+_POLICIES = {
+    "budget_policy": ("fixed", "step-time target", "pressure"),
+    "order_policy": ("fcfs", "shortest first", "deadline"),
+}
+
+
+def explain(record: CycleRecord) -> tuple[str, str, str, str, str]:
+    """Seen, believed, proposed, decided, next: one line each, without line breaks."""
+    lines = (_seen(record), _believed(record), _proposed(record), _decided(record), _next(record))
+    seen, believed, proposed, decided, after = (" ".join(line.split()) for line in lines)
+    return seen, believed, proposed, decided, after
+
+
+def _seen(record: CycleRecord) -> str:
+    parts = [_figures(record.observed)]
+    if record.lost_steps or record.lost_requests:
+        parts.append(f"{record.lost_steps} step and {record.lost_requests} request records were lost")
+    if record.signals:
+        parts.append("signals: " + ", ".join(signal.code for signal in record.signals))
+    return "Seen: " + "; ".join(parts) + "."
+
+
+def _figures(seen: Figures | None) -> str:
+    if seen is None:
+        return "no requests of this window"
+    parts = [f"{seen.requests} requests in {seconds(seen.span_s)}"]
+    if seen.attainment is not None:
+        parts.append(f"{share(seen.attainment)} within the targets")
+    if isinstance(seen.ttft_p95_s, float):
+        parts.append(f"TTFT p95 {seconds(seen.ttft_p95_s)}")
+    if isinstance(seen.longest_gap_p99_s, float):
+        parts.append(f"longest gap p99 {seconds(seen.longest_gap_p99_s)}")
+    if seen.failed:
+        parts.append(f"{seen.failed} failed")
+    if seen.preemptions:
+        parts.append(f"{seen.preemptions} preemptions")
+    return ", ".join(parts)
+
+
+def _believed(record: CycleRecord) -> str:
+    return f"Believed: {_fit(record.fit)}; {_twin(record.twin)}."
+
+
+def _fit(fit: FitPart | None) -> str:
+    if fit is None:
+        return "no step model in this cycle"
+    drift = "" if fit.drift_ratio is None else f", steps now {fit.drift_ratio:.2f} times as long as it says"
+    if fit.knee_tokens is None:
+        codes = f" ({', '.join(fit.codes)})" if fit.codes else ""
+        return f"a step model with {knee(fit)}{codes}{drift}"
+    return f"the knee is at {knee(fit)} by {fit.steps} steps{drift}"
+
+
+def knee(fit: FitPart) -> str:
+    """The knee with its interval, or what the steps say of it when they do not hold one."""
+    low, high = fit.knee_low_tokens, fit.knee_high_tokens
+    if fit.knee_tokens is not None:
+        between = f" ({low:.0f} to {high:.0f})" if low is not None and high is not None else ""
+        return f"{fit.knee_tokens:.0f} tokens{between}"
+    sides = [f"{side} {bound:.0f} tokens" for side, bound in (("above", low), ("below", high)) if bound is not None]
+    return "no knee that the steps would hold" + (f" ({' and '.join(sides)} if there is one)" if sides else "")
+
+
+def _twin(twin: TwinPart | None) -> str:
+    if twin is None:
+        return "the twin was not asked"
+    if twin.verdict == "too_few":
+        return "too few requests to judge the twin by"
+    worst = "" if twin.worst_error is None else f", worst error {share(abs(twin.worst_error))}"
+    quality = "predicts this window well" if twin.verdict == "good" else "does not predict this window well enough"
+    return f"the twin {quality}{worst}"
+
+
+def _proposed(record: CycleRecord) -> str:
+    return f"Proposed: {_proposal(record.proposal)}."
+
+
+def _proposal(found: ProposalPart | None) -> str:
+    if found is None:
+        return "nothing"
+    now, then = found.attainment_now, found.attainment_proposed
+    gain = f" ({share(now)} within the targets now, {share(then)} then)" if now is not None and then is not None else ""
+    limit = f"; the limit is {found.binding}" if found.binding else ""
+    if found.verdict == "keep":
+        return f"keep what is in force, nothing of {found.trials} settings is better beyond noise{limit}"
+    if found.verdict == "infeasible":
+        return f"no setting meets every target; the nearest of {found.trials} is {knobs(found.setting)}{gain}{limit}"
+    return f"{knobs(found.setting)}{gain}, the best of {found.trials} settings{limit}"
+
+
+def _decided(record: CycleRecord) -> str:
+    meaning = MEANING[record.reason]
+    detail = f" ({record.detail})" if record.detail else ""
+    if record.action is Action.PUSH and record.pushed is not None:
+        said = f"pushed {knobs(record.pushed)}: {meaning}"
+    elif record.action is Action.REVERT:
+        said = f"took the push back: {meaning}"
+    elif record.would_push is not None:
+        said = f"held; live mode would push {knobs(record.would_push)}: {meaning}"
+    elif record.reason in BEFORE_GUARD:
+        said = f"held before the guard had anything to decide: {meaning}"
+    else:
+        said = f"held: {meaning}"
+    return f"Guard: {said}{detail}{_verdict(record.verify)}."
+
+
+def _verdict(verify: VerifyPart | None) -> str:
+    if verify is None:
+        return ""
+    gain, predicted, width = verify.observed_gain, verify.predicted_gain, verify.half_width
+    numbers = ""
+    if gain is not None:
+        band = "" if width is None else f" +/- {points(width)[1:]}"
+        foretold = "" if predicted is None else f", foretold {points(predicted)}"
+        numbers = f": gain {points(gain)}{band} points{foretold}"
+    crossed = f", crossed {', '.join(verify.crossed)}" if verify.crossed else ""
+    return f"; the push of cycle {verify.push_cycle} was {verify.verdict}{numbers}{crossed}"
+
+
+def _next(record: CycleRecord) -> str:
+    left = record.lease_left_s
+    lease = f" with {seconds(left)} of the lease left" if isinstance(left, float) else ""
+    force = "" if record.in_force is None else f"; in force is {knobs(record.in_force)}{lease}"
+    return f"Next: {NEXT[record.reason]}{force}."
+
+
+# --- words that other pages use too ------------------------------------------------------------
+
+
+def knobs(setting: Knobs) -> str:
+    """Knobs in words, the main ones first; of a whole setting the rest only where it is not at its default."""
+    whole = len(setting) == len(Setting._fields)
+    shown = {k: v for k, v in setting.items() if not whole or k in _MAIN or v != Setting._field_defaults[k]}
+    order = [*_MAIN, *(name for name in Setting._fields if name not in _MAIN)]
+    return ", ".join(_knob(name, shown[name]) for name in order if name in shown) or "no knob"
+
+
+def _knob(name: str, value: float) -> str:
+    word, unit = KNOB_WORDS.get(name, (name, ""))
+    kinds = _POLICIES.get(name, ())
+    if kinds:
+        return f"{word} {kinds[int(value)] if int(value) < len(kinds) else value}"
+    return f"{word} none" if name in _NONE_AT_ZERO and value == 0 else f"{word} {value:g}{unit}"
+
+
+def share(value: float) -> str:
+    """A share 0..1 in per cent, three digits at most: 97.3 %."""
+    return f"{value * 100:.3g} %" if value < 0.999 or value >= 1.0 else f"{value * 100:.2f} %"
+
+
+def points(value: float) -> str:
+    """A difference of shares in percentage points with its sign: +1.2."""
+    return f"{value * 100:+.1f}"
+
+
+def seconds(value: float) -> str:
+    """A time as people write it: 12 ms, 1.25 s, 5 min, 3.2 h, 12 d."""
+    if value < 0.9995:
+        return f"{value * 1e3:.3g} ms"
+    for most_s, unit_s, unit in ((120.0, 1.0, "s"), (7200.0, 60.0, "min"), (172_800.0, 3600.0, "h")):
+        if value < most_s:
+            return f"{value / unit_s:.3g} {unit}"
+    return f"{value / 86_400.0:.0f} d"

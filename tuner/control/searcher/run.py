@@ -1,0 +1,215 @@
+"""One job in the child: judge the twin on the window, and search on it when it may be believed."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+
+from rooftune.policies.outcomes import BoolArray, Outcomes
+from rooftune.policies.quantiles import quantile
+from rooftune.policies.request import Setting
+from rooftune.policies.slo import Slo, attainment
+from rooftune.tuner.control.outcome import Figures, Knobs, ProposalPart, TwinPart
+from rooftune.tuner.control.searcher.job import Answer, Job
+from rooftune.tuner.control.searcher.window import (
+    compared,
+    engine_of,
+    model_of,
+    noise_of,
+    observed_of,
+    setting_of,
+    slo_of,
+    traffic_of,
+)
+from rooftune.tuner.record import plain
+from rooftune.tuner.search.archive import Archive, TwinResult
+from rooftune.tuner.search.evaluation import Role
+from rooftune.tuner.search.lessons import LiveResult
+from rooftune.tuner.search.live import research
+from rooftune.tuner.search.live_values import LiveProposal, Question
+from rooftune.tuner.search.objective import judge
+from rooftune.tuner.sim.calibrate import Calibration, Observed, Quality, Verdict, calibrate
+from rooftune.tuner.sim.noise import QUIET
+from rooftune.tuner.sim.result import RunResult
+from rooftune.tuner.sim.twin import simulate
+
+QUALITY = Quality()
+# The distribution of all gaps is not in the request records: what is known of them are counts above bounds.
+_WORDS = {Observed.TTFT: "ttft", Observed.TPOT: "tpot", Observed.LONGEST_GAP: "longest gap"}
+_PER_REQUEST = ("longest_gap_s", "gap_count", "cached_tokens", "tenant", "failed", "scheduled_s", "gap_over")
+
+
+def twin_part(replays: Sequence[RunResult], observed: Outcomes, kept: BoolArray, slo: Slo) -> TwinPart:
+    """Replays of the window, one a seed of the noise, beside what was seen of the requests ``kept``."""
+    seen = rows_of(observed, kept)
+    predicted = [rows_of(replay.outcomes, kept) for replay in replays]
+    found = calibrate(predicted, seen, QUALITY)
+    judged = [row for row in found.rows if row.metric in _WORDS]
+    errors = {f"{_WORDS[row.metric]} p{row.quantile * 100:g}": row.error for row in judged if math.isfinite(row.error)}
+    errors.update(_gap_errors(predicted, seen))
+    worst = [abs(row.error) for row in judged if row.verdict is not Verdict.TOO_FEW and math.isfinite(row.error)]
+    shares = [attainment(outcomes, slo) for outcomes in predicted]
+    error = float(np.mean(shares)) - attainment(seen, slo)
+    return TwinPart(
+        verdict=_verdict(found, seen),
+        worst_error=max(worst, default=None),
+        attainment_error=error if math.isfinite(error) else None,
+        errors=errors,
+    )
+
+
+def _verdict(found: Calibration, seen: Outcomes) -> Literal["good", "not_good", "too_few"]:
+    """As ``calibrate`` says it, without the metric that the window does not hold."""
+    rows = [row for row in found.rows if row.metric in _WORDS]
+    if any(row.verdict is Verdict.NOT_GOOD for row in rows):
+        return "not_good"
+    several = bool((seen.output_tokens > 1).any())
+    due = set(_WORDS) if several else {Observed.TTFT}
+    return "good" if due <= {row.metric for row in rows if row.verdict is Verdict.GOOD} else "too_few"
+
+
+def _gap_errors(predicted: Sequence[Outcomes], seen: Outcomes) -> dict[str, float]:
+    """Share of gaps above each bound, predicted over observed - 1, where enough were seen to say so."""
+    errors = {}
+    for column, bound_s in enumerate(seen.gap_bounds_s):
+        over, gaps = int(seen.gap_over[:, column].sum()), int(seen.gap_count.sum())
+        if over < QUALITY.min_beyond:
+            continue
+        shares = []
+        for outcomes in predicted:
+            at = np.flatnonzero(np.isclose(outcomes.gap_bounds_s, bound_s))
+            if at.size and int(outcomes.gap_count.sum()):
+                shares.append(float(outcomes.gap_over[:, at[0]].sum()) / int(outcomes.gap_count.sum()))
+        if shares:
+            errors[f"gaps over {bound_s * 1e3:g} ms"] = float(np.mean(shares)) / (over / gaps) - 1.0
+    return errors
+
+
+def rows_of(outcomes: Outcomes, kept: BoolArray) -> Outcomes:
+    """Some of the requests; the distribution of all gaps is of all of them and stays behind."""
+    chosen: dict[str, Any] = {
+        name: getattr(outcomes, name)[kept]
+        for name in ("arrival_s", "first_token_s", "finish_s", "prompt_tokens", "output_tokens")
+    }
+    chosen |= {name: getattr(outcomes, name)[kept] for name in _PER_REQUEST if len(getattr(outcomes, name))}
+    assert set(chosen) <= {field.name for field in fields(outcomes)}
+    return replace(outcomes, **chosen, gap_values_s=np.zeros(0), gap_weights=np.zeros(0))
+
+
+def figures_of(result: RunResult, slo: Slo, span_s: float) -> Figures:
+    """A replay as the figures of a cycle; span_s: seconds of the window, so that goodput is comparable with it."""
+    outcomes = result.outcomes
+    found = judge(result, Setting(step_tokens=1), slo, Role.CURRENT)  # the setting is a label here, and not used
+    share = found.attainment
+    several = outcomes.output_tokens > 1
+    queue_s = np.where(np.isnan(outcomes.scheduled_s), np.inf, outcomes.scheduled_s - outcomes.arrival_s)
+    longest_s = np.where(outcomes.finished, outcomes.longest_gap_s, np.inf)[several]
+    return Figures(
+        requests=len(outcomes),
+        span_s=span_s,
+        attainment=share if math.isfinite(share) else None,
+        goodput_rps=share * len(outcomes) / span_s if math.isfinite(share) and span_s > 0.0 else None,
+        ttft_p50_s=plain(found.ttft_p50_s),
+        ttft_p95_s=plain(found.ttft_p95_s),
+        ttft_p99_s=plain(found.ttft_p99_s),
+        queue_p99_s=plain(quantile(queue_s, 0.99)),
+        tpot_p95_s=plain(found.tpot_p95_s),
+        longest_gap_p50_s=plain(quantile(longest_s, 0.5)),
+        longest_gap_p99_s=plain(found.longest_gap_p99_s),
+        failed=int((~outcomes.finished).sum()),
+        preemptions=result.preempted,
+    )
+
+
+Tell = Callable[[str, int, int], None]
+
+WARM = 4  # settings of earlier searches that this one begins with
+JUDGE_SEEDS = 3  # replays of the window that the twin is judged by, where steps are noisy
+
+
+def run_job(job: Job, tell: Tell, took_s: Callable[[], float]) -> Answer:
+    """The answer to a job; took_s(): seconds since it came. Raises RooftuneError for a job that makes no sense."""
+    traffic, observed = traffic_of(job.window), observed_of(job.window)
+    engine, model = engine_of(job.engine), model_of(job.model, "model")
+    slo, current, base = slo_of(job), setting_of(job.current, "current"), setting_of(job.base, "base")
+    tell("twin", 0, 1)
+    noise = noise_of(job, job.seed)
+    bounds_s = sorted({*slo.gap_bounds(), *job.window.gap_bounds_s})
+    others = [] if noise is QUIET else [noise_of(job, job.seed + k) for k in range(1, JUDGE_SEEDS)]
+    replays = [
+        simulate(traffic, engine, current, model, gap_bounds_s=bounds_s, noise=luck) for luck in (noise, *others)
+    ]
+    twin = twin_part(replays, observed, compared(observed), slo)
+    span_s = float(np.max(observed.finish_s))
+    now = figures_of(replays[0], slo, span_s)
+    if twin.verdict == "not_good":
+        return Answer(twin=twin, proposal=None, predicted_now=now, predicted_proposed=None, took_s=took_s())
+    archive = None if job.storage is None else _archive(job.storage, job.study)
+    question = Question(
+        traffic=traffic,
+        engine=engine,
+        model=model,
+        slo=slo,
+        base=base,
+        bounds=job.bounds,
+        trials=job.trials,
+        seed=job.seed,
+        draws=[model_of(draw, "a draw of the model") for draw in job.draws],
+        noise=noise,
+        live=[
+            _live(trial.setting, trial.attainment, trial.requests, trial.twin_attainment)
+            for trial in reversed(job.live)
+        ],
+        now_error=_now_error(twin) if current == base else 0.0,
+        warm=[] if archive is None else archive.remembered(WARM),
+    )
+    found = research(question, tell)
+    if archive is not None:
+        tell("keep", 0, 1)
+        end = TwinResult(found.best.setting, found.best.attainment, len(traffic))
+        archive.keep(frozenset(job.bounds), end, question.live)
+    return Answer(
+        twin=twin,
+        proposal=_proposal(found),
+        predicted_now=now,
+        predicted_proposed=figures_of(found.best_result, slo, span_s),
+        took_s=took_s(),
+    )
+
+
+@cache
+def _archive(storage: str, study: str) -> Archive:
+    """One connection for all jobs of this child."""
+    return Archive(storage, study)
+
+
+def _live(knobs: Knobs, attainment: float, requests: int, twin_attainment: float | None) -> LiveResult:
+    return LiveResult(setting_of(knobs, "a live trial"), attainment, requests, twin_attainment)
+
+
+def _now_error(twin: TwinPart) -> float:
+    """Observed minus predicted; the other way round than in the record."""
+    return 0.0 if twin.attainment_error is None else -twin.attainment_error
+
+
+def _proposal(found: LiveProposal) -> ProposalPart:
+    target = None if found.binding is None else found.binding.target
+    return ProposalPart(
+        setting=found.best.setting._asdict(),
+        verdict=found.verdict.value,
+        attainment_now=found.twin_now,
+        attainment_proposed=found.twin_best,
+        gain=found.gain,
+        noise=found.noise,
+        binding=None if target is None else f"{target.metric} p{target.quantile * 100:g} {target.bound_s:g} s",
+        trials=found.trials,
+        simulated_steps=found.simulated_steps,
+        live_trials=found.live_trials,
+        random_trials=found.random_trials,
+        random_steps=found.random_steps,
+        random_attainment=None if found.random_best is None else found.random_best.attainment,
+        equal_attainment=None if found.equal_best is None else found.equal_best.attainment,
+    )

@@ -1,0 +1,133 @@
+"""Between records and rows: what of a cycle has columns of its own, and how a record is packed."""
+
+import json
+import sqlite3
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from rooftune.tuner.control.outcome import CycleRecord, FitPart, Knobs
+from rooftune.tuner.control.state.file import StoreError, StoreFault
+
+MAX_RECORD_BYTES = 4_000_000
+PUSH_COLUMNS = (
+    "number, noted_at_s, changes, ended, predicted_gain, verified_in, verdict, verdict_reason, observed_gain, "
+    "half_width, requests, prediction_held"
+)
+
+
+@dataclass(frozen=True)
+class PushRow:
+    """One push: predicted and observed. Gains in attainment, -1..1; None: not known (yet).
+
+    ended: None when the cycle was never written down (the controller ended in between), else its reason.
+    verified_in: the cycle that judged it; requests: those of the window after the push.
+    """
+
+    number: int
+    noted_at_s: float
+    changes: Knobs
+    ended: str | None
+    predicted_gain: float | None
+    verified_in: int | None
+    verdict: str | None
+    verdict_reason: str | None
+    observed_gain: float | None
+    half_width: float | None
+    requests: int | None
+    prediction_held: bool | None
+
+
+@dataclass(frozen=True)
+class FitRow:
+    """One refit of the step model; knee None: the data did not hold one."""
+
+    number: int
+    at_s: float
+    knee_tokens: float | None
+    knee_low_tokens: float | None
+    knee_high_tokens: float | None
+    steps: int
+    spread: float
+    coefficients: dict[str, float]
+
+
+def pack(record: CycleRecord) -> bytes:
+    """The record as compressed JSON."""
+    return zlib.compress(record.model_dump_json(by_alias=True).encode(), 6)
+
+
+def unpack(number: int, blob: bytes) -> CycleRecord:
+    """Raises StoreError when the row does not hold a record."""
+    try:
+        text = zlib.decompressobj().decompress(blob, MAX_RECORD_BYTES)
+        return CycleRecord.model_validate_json(text)
+    except (zlib.error, ValidationError) as error:
+        said = " ".join(str(error).split())[:120]
+        message = f"cycle {number} cannot be read from the state file ({said}); pass it over with --last"
+        raise StoreError(StoreFault.DAMAGED, message) from None
+
+
+def insert_cycle(connection: sqlite3.Connection, record: CycleRecord) -> None:
+    """The record, its fit and what it says of pushes; inside a transaction of the caller."""
+    row = (record.number, record.started_at_s, record.mode, record.action.value, record.reason.value, pack(record))
+    connection.execute("INSERT OR REPLACE INTO cycles VALUES (?, ?, ?, ?, ?, ?)", row)
+    if record.fit is not None:
+        _insert_fit(connection, record, record.fit)
+    if record.pushed is not None:
+        changes = json.dumps(record.pushed)
+        connection.execute(
+            "INSERT OR IGNORE INTO pushes (number, noted_at_s, changes) VALUES (?, ?, ?)",
+            (record.number, record.started_at_s, changes),
+        )
+    gain = None if record.proposal is None else record.proposal.gain
+    connection.execute(
+        "UPDATE pushes SET ended = ?, predicted_gain = ? WHERE number = ?", (record.reason.value, gain, record.number)
+    )
+    if record.verify is not None:
+        seen = record.verify
+        held = int(seen.prediction_held)
+        connection.execute(
+            "UPDATE pushes SET verified_in = ?, verdict = ?, verdict_reason = ?, observed_gain = ?, half_width = ?, "
+            "requests = ?, prediction_held = ?, predicted_gain = coalesce(?, predicted_gain) WHERE number = ?",
+            (
+                record.number, seen.verdict, seen.reason, seen.observed_gain, seen.half_width, seen.requests, held,
+                seen.predicted_gain, seen.push_cycle,
+            ),
+        )  # fmt: skip
+
+
+def _insert_fit(connection: sqlite3.Connection, record: CycleRecord, fit: FitPart) -> None:
+    row = (
+        record.number, record.started_at_s, fit.knee_tokens, fit.knee_low_tokens, fit.knee_high_tokens, fit.steps,
+        fit.spread, json.dumps(fit.coefficients),
+    )  # fmt: skip
+    # Every record names the model that was in use; a row is a refit.
+    latest = "(SELECT max(number) FROM fits WHERE number < ?1)"
+    connection.execute(
+        "INSERT OR REPLACE INTO fits SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8 WHERE NOT EXISTS "
+        f"(SELECT 1 FROM fits WHERE number = {latest} AND knee_tokens IS ?3 AND steps = ?6 AND coefficients = ?8)",
+        row,
+    )
+
+
+def push_row(row: tuple[Any, ...]) -> PushRow:
+    """From PUSH_COLUMNS."""
+    number, noted_at_s, changes, *middle, held = row
+    cells: list[Any] = [number, noted_at_s, _json_object(changes), *middle, None if held is None else bool(held)]
+    return PushRow(*cells)
+
+
+def fit_row(row: tuple[Any, ...]) -> FitRow:
+    cells: list[Any] = [*row[:-1], _json_object(row[-1])]
+    return FitRow(*cells)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

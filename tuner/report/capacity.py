@@ -1,0 +1,147 @@
+"""What ``rooftune capacity`` says: its record, and that record in words."""
+
+import json
+import math
+import textwrap
+
+from rooftune.policies.slo import Slo
+from rooftune.tuner.record import EnginePart, StepModelPart, TrafficPart
+from rooftune.tuner.report import words
+from rooftune.tuner.report.build import margin_parts, setting_values, target_parts, trial_part
+from rooftune.tuner.report.headline import KNOB_WORDS, knob_value
+from rooftune.tuner.report.replays import CapacityRecord, SharesPart
+from rooftune.tuner.search.capacity import Capacity
+from rooftune.tuner.search.feasible_rate import HIGHEST_SCALE, LOWEST_SCALE
+
+COLUMNS = 100
+_INDENT = 11
+
+RESOURCE_WORDS = {
+    "prefill": "prefill compute: there is nearly always a prompt waiting to be read",
+    "decode": "decode: writing the answers takes the steps' time",
+    "kv": "the KV pool: requests wait although the steps have room",
+    "sequences": "the sequence cap: requests wait for one of its places",
+    "budget": "not the engine but the steps: those that are too long carry prompt tokens",
+    "nothing": "nothing is full: single requests or steps miss a target by themselves",
+}
+LEVER_WORDS = {
+    "smaller_budget": "a smaller token budget or a chunk cap (rooftune recommend finds it)",
+    "prefix_caching": "turn prefix caching on",
+    "prefill_pool": "a pool of its own for prefill",
+    "split_pools": "separate pools for short and for long prompts",
+    "admission": "refuse or defer requests beyond this rate",
+    "more_kv": "a larger KV pool (more memory for it, or a smaller KV data type)",
+    "more_sequences": "a larger sequence cap (--max-num-seqs)",
+    "more_replicas": "another replica",
+    "targets": "other targets: at any rate these are missed by the longest requests",
+}
+
+
+def capacity_record(
+    found: Capacity, slo: Slo, *, traffic: TrafficPart, step_model: StepModelPart, engine: EnginePart
+) -> CapacityRecord:
+    """One capacity as plain values."""
+    rate, none = found.rate, math.isnan(found.rate.scale)
+    breaks = found.breaks
+    return CapacityRecord(
+        schema="rooftune.capacity",
+        version=1,
+        targets=target_parts(slo),
+        traffic=traffic,
+        step_model=step_model,
+        engine=engine,
+        setting=setting_values(found.setting),
+        searched=found.searched,
+        scale=None if none else float(f"{rate.scale:.9g}"),
+        rate_rps=None if none else float(f"{rate.rate_rps:.9g}"),
+        above_scale=None if math.isinf(rate.above_scale) else float(f"{rate.above_scale:.9g}"),
+        at=None if rate.at is None else trial_part(rate.at),
+        breaks=None if breaks is None else slo.all_targets().index((breaks.target, breaks.override_index)),
+        above_margins=() if rate.above is None else margin_parts(rate.above.margins),
+        resource=found.resource.value,
+        shares=None
+        if found.shares is None
+        else SharesPart(**{name: float(f"{value:.6g}") for name, value in vars(found.shares).items()}),
+        levers=tuple(lever.value for lever in found.levers),
+        replays=found.replays,
+    )
+
+
+def capacity_line(record: CapacityRecord) -> str:
+    """One JSON object on one line."""
+    return json.dumps(record.values(), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def capacity_text(record: CapacityRecord) -> str:
+    """One screen. Ends without a newline."""
+    setting = "; ".join(
+        f"{KNOB_WORDS.get(name, name)} {knob_value(name, value)}"
+        for name, value in record.setting.items()
+        if name != "prefill_s_per_token"
+    )
+    rows = [
+        ("setting", f"{setting} ({'found by search' if record.searched else 'given'})"),
+        ("targets", "; ".join(words.target(part) for part in record.targets)),
+        ("rate", _rate(record)),
+    ]
+    if record.breaks is not None:
+        margin = record.above_margins[record.breaks]
+        rows.append(
+            (
+                "breaks",
+                f"{words.target(record.targets[record.breaks])}: {words.seconds(margin.measured_s)} just above "
+                f"({words.judged(margin)})",
+            )
+        )
+        rows.append(("full", _full(record)))
+        rows.append(("next", "; ".join(LEVER_WORDS[lever] for lever in record.levers)))
+    source = words.SOURCE_WORDS[record.step_model.source]
+    rows.append(
+        (
+            "trust",
+            f"Simulated, {words.count(record.replays)} replays of {words.count(record.traffic.requests)} requests at "
+            f"other speeds, step model {record.step_model.name} ({source}). A short file at a high speed ends before a "
+            "queue has built up.",
+        )
+    )
+    lines = [_title(record), ""]
+    for label, text in rows:
+        lines += textwrap.wrap(
+            text,
+            COLUMNS,
+            initial_indent=f"  {label:<{_INDENT - 2}}",
+            subsequent_indent=" " * _INDENT,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return "\n".join(lines)
+
+
+def _title(record: CapacityRecord) -> str:
+    if record.rate_rps is None:
+        return f"No rate meets every target, down to {LOWEST_SCALE:.3g} times the traffic's own"
+    at_least = "at least " if record.above_scale is None else ""
+    return f"Carries {at_least}{words.per_second(record.rate_rps, 'requests')} within every target"
+
+
+def _rate(record: CapacityRecord) -> str:
+    if record.scale is None:
+        return f"a target is missed at every speed tried, {LOWEST_SCALE:.3g} to 1 times the traffic's own rate"
+    if record.above_scale is None:
+        return f"every target is met up to {HIGHEST_SCALE:g} times the traffic's own rate; it was not tried further"
+    return (
+        f"{record.scale:.3g} times the traffic's own rate; at {record.above_scale:.3g} times a target is missed "
+        f"({words.share(record.above_scale / record.scale - 1.0)} more)"
+    )
+
+
+def _full(record: CapacityRecord) -> str:
+    said = RESOURCE_WORDS[record.resource]
+    s = record.shares
+    if s is None:
+        return said
+    return (
+        f"{said}. In the worst minute just above: a prompt to read {words.share(s.prefill, 0)} of the time, steps at "
+        f"the budget {words.share(s.at_budget, 0)}, sequence cap reached {words.share(s.sequences_full, 0)}, held up "
+        f"by the KV pool {words.share(s.kv_blocked, 0)} (at most {words.share(s.kv_peak, 0)} of it asked for)"
+    )
