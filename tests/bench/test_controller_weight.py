@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "transformers", "numba", "llvmlite", "optuna", "matplotlib", "scipy", "pandas")
 RUN = f"""
 import sys
-from rooftune.tuner.cli import run
+from rooftune.tuner.cli.controller import run
 import argparse
 parser = argparse.ArgumentParser()
 run.add_arguments(parser)
