@@ -1,6 +1,7 @@
 """The guard: from the situation to push, hold or revert, with one reason. Pure; the first rule that speaks decides.
 
-Order: what cannot be seen, what hurts, what is forbidden, what is unfinished, what is not worth it, what is too soon.
+Order: what cannot be seen, what is not ours, what hurts, what leads nowhere, what is forbidden or unfinished, what is
+not worth it, what is too soon.
 A push that is in force may always be taken back, also while paused, in a deploy or outside a window.
 """
 
@@ -76,7 +77,8 @@ class Action(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why; in the order in which ``decide`` looks."""
+    """Why a cycle ended as it did: the guard's own reasons in the order in which it looks, then those of the facts
+    that it is given (nothing can be judged, there is no proposal) and of a request to the engine that failed."""
 
     METRICS_STALE = "metrics_stale"
     ENGINE_RESTARTED = "engine_restarted"
@@ -105,6 +107,27 @@ class Reason(StrEnum):
     STEP_LIMITED = "step_limited"
     OK = "ok"
 
+    UNREACHABLE = "unreachable"  # any PortFault but the next three; the lease takes care of the engine
+    UNAUTHORIZED = "unauthorized"
+    NO_PROTOCOL = "no_protocol"  # 404, redirect, another protocol version
+    GARBAGE = "garbage"
+    NO_SIGNAL = "no_signal"  # steps run, but no request ended: nothing to judge
+    IDLE = "idle"  # nothing runs
+    STALLED = "stalled"  # requests wait or run, no step or no progress
+    TOO_LITTLE_DATA = "too_little_data"  # the window is not full yet
+    SEARCHING = "searching"  # the child process has not answered yet
+    FIT_REFUSED = "fit_refused"  # detail holds the FitCode
+    WORKER_FAILED = "worker_failed"  # the child process died, ran out of memory or of time
+    HELD_BY_OTHER = "held_by_other"  # another controller holds the lease
+    CONFLICT = "conflict"  # 409: the revision moved under us
+    REFUSED = "refused"  # 422: the engine says outside its envelope, or 403 read-only
+    STORE_FAILED = "store_failed"  # the cycle could not be written down, so nothing was pushed
+    NULL_RESULT = "null_result"  # the setting in force is within noise of the best
+    NO_TARGETS_MISSED = "no_targets_missed"  # every request already meets the targets
+    FROZEN_BY_SIGNAL = "frozen_by_signal"  # one of the signals says that no setting can be judged now
+    ABORT_STORM = "abort_storm"  # too many requests hung up: the window says nothing
+    FOUND_FOREIGN = "found_foreign"  # our lease holds a setting that this controller does not know: taken back
+
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
@@ -113,6 +136,9 @@ class Situation:
     metrics_age_s, since_push_s (+inf: never pushed), shadow_s (time spent in shadow so far), in seconds.
     predicted_gain and twin_error in attainment; exploration_*_slo_s in SLO-seconds of the running day.
     push_in_force: a setting of ours holds a lease; verdict: of that push, None while none is due.
+    unjudgeable: why no setting can be judged now. why_no_proposal: what the search says where it proposes nothing.
+    held_by_other: another controller holds the lease. foreign: our lease holds a setting that we do not know.
+    hung_up, none_finish: under this trial far more requests hang up than before it, or none finishes any more.
     """
 
     live: bool
@@ -139,26 +165,56 @@ class Situation:
     preempting: bool = False
     exploration_spent_slo_s: float = 0.0
     exploration_cost_slo_s: float = 0.0
+    unjudgeable: Reason | None = None
+    why_no_proposal: Reason = Reason.NO_PROPOSAL
+    held_by_other: bool = False
+    foreign: bool = False
+    hung_up: bool = False
+    none_finish: bool = False
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether a push of ours is in force whose verdict is due."""
+        return self.push_in_force and not self.verified
 
 
 @dataclass(frozen=True)
 class Decision:
-    """setting: what to push, or in shadow what would be pushed; None otherwise. violations: of a refused proposal."""
+    """What a cycle does and why. setting: what to push, or what shadow mode (or a wait) keeps back; None otherwise.
+
+    detail: for people, one line. violations: of a refused proposal.
+    """
 
     action: Action
     reason: Reason
     setting: Setting | None = None
+    detail: str = ""
     violations: tuple[Violation, ...] = ()
 
 
-def _hold(reason: Reason, setting: Setting | None = None, violations: tuple[Violation, ...] = ()) -> Decision:
-    return Decision(Action.HOLD, reason, setting, violations)
+def _hold(reason: Reason, setting: Setting | None = None) -> Decision:
+    return Decision(Action.HOLD, reason, setting)
 
 
-def _blind(now: Situation, limits: GuardLimits) -> Decision | None:
-    """Nothing can be judged: the lease takes care of the engine."""
-    if not now.metrics_age_s <= limits.max_metrics_age_s:
-        return _hold(Reason.METRICS_STALE)
+def _stale(now: Situation, limits: GuardLimits) -> Decision | None:
+    """Nothing can be seen: the lease takes care of the engine."""
+    return None if now.metrics_age_s <= limits.max_metrics_age_s else _hold(Reason.METRICS_STALE)
+
+
+def _blocked(now: Situation, limits: GuardLimits) -> Decision | None:
+    """An operator's revert holds everything back, but what hurts is still taken back."""
+    if now.blocked and not now.engine_restarted and _hurt(now, limits) is None:
+        return _hold(Reason.BLOCKED_AFTER_REVERT)
+    return None
+
+
+def _not_ours(now: Situation, limits: GuardLimits) -> Decision | None:
+    if now.held_by_other and now.live:
+        return _hold(Reason.HELD_BY_OTHER)
+    return Decision(Action.REVERT, Reason.FOUND_FOREIGN) if now.foreign else None
+
+
+def _restarted(now: Situation, limits: GuardLimits) -> Decision | None:
     return _hold(Reason.ENGINE_RESTARTED) if now.engine_restarted else None
 
 
@@ -169,7 +225,7 @@ def _hurt(now: Situation, limits: GuardLimits) -> Decision | None:
         return Decision(harm, Reason.OPERATOR_THRESHOLD)
     if now.errors_rising:
         return Decision(harm, Reason.ERRORS_RISING)
-    if now.push_in_force and not now.verified:
+    if now.on_trial:
         if now.verdict is Verdict.WORSE:
             return Decision(Action.REVERT, Reason.VERDICT_WORSE)
         # An unknown time since the push counts as too long.
@@ -178,23 +234,35 @@ def _hurt(now: Situation, limits: GuardLimits) -> Decision | None:
     return None
 
 
+def _hopeless(now: Situation, limits: GuardLimits) -> Decision | None:
+    """A trial that can come to no verdict, or costs too much, goes back; also while paused or in a deploy."""
+    if not now.on_trial:
+        return None
+    if now.unjudgeable is Reason.STALLED or now.none_finish:
+        return Decision(Action.REVERT, Reason.STALLED)
+    if now.hung_up:
+        return Decision(Action.REVERT, Reason.ABORT_STORM, detail="far more requests hang up than before the push")
+    spent_slo_s = now.exploration_spent_slo_s
+    if now.verdict is not Verdict.BETTER and spent_slo_s > limits.exploration_slo_s_per_day:
+        return Decision(Action.REVERT, Reason.EXPLORATION_BUDGET, detail="this trial used it up and goes back")
+    return None
+
+
 def _frozen(now: Situation, limits: GuardLimits) -> Decision | None:
-    if now.blocked:
-        return _hold(Reason.BLOCKED_AFTER_REVERT)
     if now.paused:
         return _hold(Reason.PAUSED)
     if now.deploying:
         return _hold(Reason.DEPLOY)
-    if now.preempting and not now.kv_used < limits.kv_full:
+    if now.preempting and not now.kv_used < limits.kv_full and now.unjudgeable is not Reason.STALLED:
         return _hold(Reason.KV_BOUND)
-    if now.push_in_force and not now.verified and now.verdict is not Verdict.BETTER:
+    if now.on_trial and now.verdict is not Verdict.BETTER:
         return _hold(Reason.VERIFYING)
-    return None
+    return None if now.unjudgeable is None else _hold(now.unjudgeable)
 
 
 def _worthless(now: Situation, limits: GuardLimits) -> Decision | None:
     if now.proposal is None:
-        return _hold(Reason.NO_PROPOSAL)
+        return _hold(now.why_no_proposal)
     if now.proposal == now.in_force:
         return _hold(Reason.ALREADY_IN_FORCE)
     if not now.twin_trusted:
@@ -211,10 +279,11 @@ def _forbidden(now: Situation, wanted: Setting) -> Decision | None:
     if not found:
         return None
     kinds = {violation.broken for violation in found}
-    if Broken.ABSENT in kinds:
-        return _hold(Reason.KNOB_ABSENT, None, found)
     reason = Reason.NEEDS_RESTART if kinds == {Broken.NEEDS_RESTART} else Reason.OUTSIDE_ENVELOPE
-    return _hold(reason, None, found)
+    if Broken.ABSENT in kinds:
+        reason = Reason.KNOB_ABSENT
+    detail = "; ".join(f"{one.knob}={one.value:g} {one.broken.value}" for one in found)
+    return Decision(Action.HOLD, reason, detail=detail, violations=found)
 
 
 def _too_soon(now: Situation, limits: GuardLimits) -> Reason | None:
@@ -257,11 +326,19 @@ def limit_step(in_force: Setting, wanted: Setting, largest_ratio: float) -> Sett
     return wanted._replace(**limited)
 
 
+# The first that speaks decides.
+_RULES = (_stale, _blocked, _not_ours, _restarted, _hurt, _hopeless, _frozen, _worthless)
+
+
 def decide(now: Situation, limits: GuardLimits) -> Decision:
-    """Push, hold or revert, and the reason. Shadow mode decides the same and pushes nothing."""
-    stop = _blind(now, limits) or _hurt(now, limits) or _frozen(now, limits) or _worthless(now, limits)
-    if stop is not None or now.proposal is None:
-        return stop or _hold(Reason.NO_PROPOSAL)
+    """Push, hold or revert, and the reason. Shadow mode decides the same and moves nothing."""
+    said = next((said for rule in _RULES if (said := rule(now, limits)) is not None), None) or _push(now, limits)
+    return said if now.live or said.action is Action.HOLD else _hold(Reason.SHADOW, said.setting)
+
+
+def _push(now: Situation, limits: GuardLimits) -> Decision:
+    """The proposal, or the first step towards it, where envelope, week and budget allow it."""
+    assert now.proposal is not None  # _worthless spoke otherwise
     forbidden = _forbidden(now, now.proposal)
     if forbidden is not None:
         return forbidden
@@ -272,6 +349,4 @@ def decide(now: Situation, limits: GuardLimits) -> Decision:
     soon = _too_soon(now, limits)
     if soon is not None:
         return _hold(soon, setting)
-    if not now.live:
-        return _hold(Reason.SHADOW, setting)
     return Decision(Action.PUSH, Reason.OK if setting == now.proposal else Reason.STEP_LIMITED, setting)

@@ -31,7 +31,6 @@ from rooftune.tuner.cli.demo.plan import (
 )
 from rooftune.tuner.cli.demo.story import Follower, asked_for, closing, happened, opening, settled, status
 from rooftune.tuner.cli.main import main
-from rooftune.tuner.control.outcome import CycleReason
 from rooftune.tuner.control.status.log import outcome_fields
 from tests.bench.test_children import gone
 from tests.control.cycle_records import figures, fit, hold, push, verify
@@ -110,34 +109,34 @@ def test_the_log_is_followed_line_by_whole_line(tmp_path: Path) -> None:
 def test_what_happened_has_a_line_and_what_did_not_has_none() -> None:
     pushed = happened(event(push(3)))
     assert pushed is not None and "step_tokens=1024" in pushed
-    assert happened(event(hold(4, CycleReason.SEARCHING))) is None
-    kept = happened(event(hold(5, CycleReason.NULL_RESULT, verify=verify(3, verdict="better"))))
+    assert happened(event(hold(4, Reason.SEARCHING))) is None
+    kept = happened(event(hold(5, Reason.NULL_RESULT, verify=verify(3, verdict="better"))))
     assert kept is not None and "cycle 3" in kept
-    assert "90%" in status(event(hold(4, CycleReason.SEARCHING)))
+    assert "90%" in status(event(hold(4, Reason.SEARCHING)))
 
 
 def test_it_is_settled_when_a_push_has_proved_itself_and_nothing_better_is_found() -> None:
     better = event(hold(5, Reason.DWELL, verify=verify(3, verdict="better")))
-    nothing, searching = event(hold(6, CycleReason.NULL_RESULT)), event(hold(6, CycleReason.SEARCHING))
+    nothing, searching = event(hold(6, Reason.NULL_RESULT)), event(hold(6, Reason.SEARCHING))
     assert settled([better, nothing])
     assert not settled([better, searching]) and not settled([nothing]) and not settled([better])
 
 
 def test_the_end_tells_before_and_after() -> None:
     records = [
-        hold(1, CycleReason.SEARCHING, observed=figures(attainment=0.4)),
+        hold(1, Reason.SEARCHING, observed=figures(attainment=0.4)),
         push(2, observed=figures(attainment=0.45)),
         hold(3, Reason.VERIFYING, observed=figures(attainment=0.8), fit=fit()),
-        hold(4, CycleReason.NULL_RESULT, observed=figures(attainment=0.95), verify=verify(2, verdict="better")),
+        hold(4, Reason.NULL_RESULT, observed=figures(attainment=0.95), verify=verify(2, verdict="better")),
     ]
     text = closing(records)
     assert "knee" in text and "200 tokens (180 to 230)" in text
     assert text.index("45 %") < text.index("95 %") and "why (cycle 4):" in text
     reverted = hold(5, Reason.VERDICT_WORSE, action=Action.REVERT, observed=figures(attainment=0.3))
-    boot = hold(6, CycleReason.TOO_LITTLE_DATA, observed=figures(attainment=0.5))
+    boot = hold(6, Reason.TOO_LITTLE_DATA, observed=figures(attainment=0.5))
     text = closing([*records[:3], reverted, boot])
     assert "80 %" in text and "30 %" not in text and "50 %" not in text and "taken back" in text
-    nothing = closing([hold(1, CycleReason.SEARCHING)])
+    nothing = closing([hold(1, Reason.SEARCHING)])
     assert "nothing was pushed" in nothing and "default" not in nothing
 
 

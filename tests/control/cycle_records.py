@@ -5,7 +5,6 @@ from typing import Any
 from rooftune.policies.guard import Action, Reason
 from rooftune.policies.step_time import NAMED_MODELS
 from rooftune.tuner.control.outcome import (
-    CycleReason,
     CycleRecord,
     Figures,
     FitPart,
@@ -60,7 +59,7 @@ def verify(push_cycle: int, **changes: Any) -> VerifyPart:
     return VerifyPart(**(plain | changes))
 
 
-def hold(number: int, reason: Reason | CycleReason = CycleReason.SEARCHING, **changes: Any) -> CycleRecord:
+def hold(number: int, reason: Reason = Reason.SEARCHING, **changes: Any) -> CycleRecord:
     """A cycle that held."""
     plain: dict[str, Any] = {
         "number": number, "started_at_s": START_S + 15.0 * number, "mode": "live", "action": Action.HOLD,

@@ -14,15 +14,13 @@ from typing import Any
 import pytest
 
 from rooftune.policies.errors import RefusedError
-from rooftune.policies.guard import Action
+from rooftune.policies.guard import Action, Decision, Reason
 from rooftune.tuner.clock import ManualClock
 from rooftune.tuner.config import Config, load_config
 from rooftune.tuner.control.assemble import Stop, line_of, may_be_there, run_controller, turn
-from rooftune.tuner.control.cycle.decide import Verdict
 from rooftune.tuner.control.cycle.draft import Draft
 from rooftune.tuner.control.cycle.loop import Controller
 from rooftune.tuner.control.explain.report import report_of
-from rooftune.tuner.control.outcome import CycleReason
 from rooftune.tuner.control.state.store import StateFile
 from tests.control.doubles import proposes, rig
 
@@ -63,7 +61,7 @@ def test_an_engine_that_is_not_there_is_waited_for_and_reported(tmp_path: Path) 
     with StateFile.visit(tmp_path / "state") as store:
         records = store.last(10)
     assert [record.number for record in records] == [3, 2, 1]
-    assert {record.reason for record in records} == {CycleReason.UNREACHABLE}
+    assert {record.reason for record in records} == {Reason.UNREACHABLE}
     assert len([line for line in told if line.startswith("cycle")]) == 1, "the same thing is told once"
     page = (tmp_path / "report" / "live.md").read_text()
     assert "unreachable" in page and "| hold |" in page
@@ -120,7 +118,7 @@ def test_a_defect_ends_the_controller_and_still_gives_the_lease_back(
         stopped.append("stop")
         return "given back"
 
-    def defect(self: Controller, draft: Draft) -> Verdict:
+    def defect(self: Controller, draft: Draft) -> Decision:
         raise ZeroDivisionError
 
     monkeypatch.setattr(Controller, "stop", stop)

@@ -12,7 +12,7 @@ from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo, Target
 from rooftune.policies.step_time import StepModel
 from rooftune.tuner.control.memory import Memory, knobs_of, traffic_of
-from rooftune.tuner.control.outcome import CycleReason, CycleRecord
+from rooftune.tuner.control.outcome import CycleRecord
 from rooftune.tuner.control.searcher.job import Answer, Job
 from rooftune.tuner.control.signals.codes import Signal
 from tests.control.doubles import BOLD, MemoryStore, Reply, Rig, answer_of, options, proposes, rig
@@ -55,7 +55,7 @@ def test_case_1_a_knob_that_the_engine_lacks_is_never_searched_nor_pushed() -> N
     run = rig(proposes(chunk_cap_tokens=256), engine=engine, options=options(search_requests=20))
     run.run(4)
     assert set(run.searcher.jobs[0].bounds) == {"step_tokens"}
-    assert run.records[-1].reason is CycleReason.WORKER_FAILED and not run.port.moving
+    assert run.records[-1].reason is Reason.WORKER_FAILED and not run.port.moving
 
 
 @pytest.mark.slow
@@ -99,7 +99,7 @@ def test_case_3_falling_throughput_under_a_long_prompt_is_not_read_as_health() -
     engine.start()
     run = rig(proposes(step_tokens=2048, chunk_cap_tokens=64, gain=0.3), engine=engine, options=options(window_s=300.0))
     run.run(5)
-    assert run.records[-1].reason is CycleReason.NO_TARGETS_MISSED
+    assert run.records[-1].reason is Reason.NO_TARGETS_MISSED
     engine.submit(130_000, 10)
     run.run(6, until=pushed)
     seen = run.records[-1].observed
@@ -139,8 +139,8 @@ def test_case_5_a_cap_without_effect_is_dropped_from_the_search() -> None:
     assert [r.reason for r in reverts] == [Reason.INCONCLUSIVE_TOO_LONG] * 2
     assert "no effect seen of chunk_cap_tokens" in run.records[-1].detail
     assert set(run.searcher.jobs[-1].bounds) == {"step_tokens"}
-    run.run(3, until=lambda r: r.reason is CycleReason.NULL_RESULT)
-    assert run.records[-1].reason is CycleReason.NULL_RESULT, "and it does not go on climbing"
+    run.run(3, until=lambda r: r.reason is Reason.NULL_RESULT)
+    assert run.records[-1].reason is Reason.NULL_RESULT, "and it does not go on climbing"
 
 
 # --- 6 -----------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def test_case_6_what_ran_live_is_told_as_it_was_and_nothing_is_made_monotone_of_
         run = rig(proposes(max_partial_prefills=limit), options=given, store=store)
         run.run(5)
         assert {one.setting["max_partial_prefills"]: one.attainment for one in run.searcher.jobs[0].live} == shares
-        assert run.records[-1].reason is CycleReason.NULL_RESULT and not run.port.moving, "no limit at all was best"
+        assert run.records[-1].reason is Reason.NULL_RESULT and not run.port.moving, "no limit at all was best"
 
 
 # --- 7 -----------------------------------------------------------------------------------------
@@ -284,9 +284,9 @@ def test_case_15_two_stable_levels_are_an_alarm_and_not_chased() -> None:
     )
     run.run(4)
     engine.slow = 4.0
-    run.run(8, until=lambda r: r.reason is CycleReason.FROZEN_BY_SIGNAL)
+    run.run(8, until=lambda r: r.reason is Reason.FROZEN_BY_SIGNAL)
     record = run.records[-1]
-    assert (record.action, record.reason) == (Action.HOLD, CycleReason.FROZEN_BY_SIGNAL)
+    assert (record.action, record.reason) == (Action.HOLD, Reason.FROZEN_BY_SIGNAL)
     assert Signal.TWO_TPOT_LEVELS.value in codes(record)
     run.run(2)
     assert not run.port.moving
@@ -350,6 +350,6 @@ def test_case_21_without_a_target_on_gaps_the_budget_grows_and_then_stays() -> N
     run.run(30, until=pushed)
     assert run.records[-1].pushed is not None and run.records[-1].pushed["step_tokens"] >= 256
     run.run(16)
-    quiet = {CycleReason.NO_TARGETS_MISSED, CycleReason.NULL_RESULT, Reason.WITHIN_NOISE}
+    quiet = {Reason.NO_TARGETS_MISSED, Reason.NULL_RESULT, Reason.WITHIN_NOISE}
     assert run.records[-1].reason in quiet, "and stops"
     assert run.setting.step_tokens >= 256

@@ -7,7 +7,7 @@ import pytest
 from rooftune.policies import wire
 from rooftune.policies.guard import Action, Reason
 from rooftune.policies.slo import Slo, Target
-from rooftune.tuner.control.outcome import CycleReason, CycleRecord
+from rooftune.tuner.control.outcome import CycleRecord
 from rooftune.tuner.control.signals.codes import Signal
 from rooftune.tuner.control.state import operator as wishes
 from rooftune.tuner.observe.protocol import ProtocolReader
@@ -51,7 +51,7 @@ def test_case_23_throughput_that_does_not_come_back_is_an_alarm(full: Rig) -> No
     assert Signal.THROUGHPUT_NOT_RECOVERED.value in codes(full.records[-1])
     full.run(2)
     assert full.records[-1].action is Action.HOLD and not full.port.moving
-    assert full.records[-1].reason in (CycleReason.FROZEN_BY_SIGNAL, Reason.KV_BOUND)
+    assert full.records[-1].reason in (Reason.FROZEN_BY_SIGNAL, Reason.KV_BOUND)
 
 
 # --- 25 ----------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def test_case_25_a_request_that_never_fits_is_a_stall_and_nothing_is_tuned() -> 
             )
         run.run(1)
         record = run.records[-1]
-        assert (record.action, record.reason) == (Action.HOLD, CycleReason.STALLED), cycle
+        assert (record.action, record.reason) == (Action.HOLD, Reason.STALLED), cycle
         assert Signal.STALLED.value in codes(record)
     assert not run.searcher.jobs
 
@@ -94,7 +94,7 @@ def test_case_25_a_push_under_which_the_engine_stalls_is_taken_back(meanwhile: s
     run.port.requests_after = lambda after: _none_of(ended(after))  # type: ignore[method-assign]  # none ends
     run.controller._sight._window = run.controller._sight._window.fresh()
     run.run(3, until=lambda r: r.action is Action.REVERT)
-    assert (run.records[-1].action, run.records[-1].reason) == (Action.REVERT, CycleReason.STALLED)
+    assert (run.records[-1].action, run.records[-1].reason) == (Action.REVERT, Reason.STALLED)
     assert run.setting == BOOT
 
 
@@ -117,7 +117,7 @@ def test_case_28_a_storm_of_callers_that_hang_up_is_no_verdict_on_a_setting() ->
 
     run.engine.after_step = storm
     run.run(3)
-    assert run.records[-1].reason is CycleReason.ABORT_STORM and not run.port.moving
+    assert run.records[-1].reason is Reason.ABORT_STORM and not run.port.moving
     hang_up[0] = False
     run.run(16, until=lambda r: r.action is Action.PUSH)
     assert run.records[-1].action is Action.PUSH, "and when it is over, tuning goes on"
@@ -125,7 +125,7 @@ def test_case_28_a_storm_of_callers_that_hang_up_is_no_verdict_on_a_setting() ->
     run.run(3, until=lambda r: r.action is Action.REVERT)
     verify, memory = run.records[-1].verify, run.controller._book.memory
     assert verify is not None and (verify.verdict, verify.reason) == ("inconclusive", "no_matched_traffic")
-    assert (run.records[-1].action, run.records[-1].reason) == (Action.REVERT, CycleReason.ABORT_STORM)
+    assert (run.records[-1].action, run.records[-1].reason) == (Action.REVERT, Reason.ABORT_STORM)
     assert run.setting == BOOT, "nobody knows whether the push is why, so it goes, and not for half an hour of that"
     assert memory.tried[-1].verdict == "inconclusive" and memory.trust.failed == 0
 

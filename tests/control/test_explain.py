@@ -14,10 +14,10 @@ from rooftune.tuner.control.explain.explain import (
     seconds,
     share,
 )
-from rooftune.tuner.control.outcome import CycleReason, CycleRecord, SignalPart
+from rooftune.tuner.control.outcome import CycleRecord, SignalPart
 from tests.control.cycle_records import figures, fit, hold, proposal, push, twin, verify
 
-CODES = [*Reason, *CycleReason]
+CODES = list(Reason)
 
 PUSHED = """\
 Seen: 420 requests in 60 s, 90 % within the targets, TTFT p95 1.25 s, longest gap p99 310 ms; \
@@ -69,7 +69,7 @@ def test_a_push_that_is_taken_back() -> None:
 
 def test_an_engine_that_does_not_answer() -> None:
     record = hold(
-        48, CycleReason.UNREACHABLE, observed=None, in_force=None, lease_left_s=None,
+        48, Reason.UNREACHABLE, observed=None, in_force=None, lease_left_s=None,
         detail="no connection,\nConnection refused",
     )  # fmt: skip
     assert _text(record) == BLIND
@@ -81,14 +81,14 @@ def test_every_code_has_words_and_no_word_has_no_code() -> None:
         assert all(
             text and text == text.strip() and not text.endswith(".") and "\n" not in text for text in words.values()
         )
-    assert BEFORE_GUARD < set(CycleReason)
+    assert BEFORE_GUARD < set(Reason)
     assert len(set(MEANING.values())) == len(MEANING)  # no two codes say the same
     assert len({code.value for code in CODES}) == len(CODES)  # a record's reason is one code, never two
 
 
 @pytest.mark.parametrize("reason", CODES)
 @pytest.mark.parametrize("action", list(Action))
-def test_five_lines_whatever_happened(reason: Reason | CycleReason, action: Action) -> None:
+def test_five_lines_whatever_happened(reason: Reason, action: Action) -> None:
     for record in (
         hold(3, reason, action=action),
         push(3, reason=reason, action=action),

@@ -17,7 +17,7 @@ from rooftune.policies.errors import InputError
 from rooftune.policies.guard import Action, Reason
 from rooftune.tuner.clock import ManualClock
 from rooftune.tuner.config import Config, EngineSection, TokenFile
-from rooftune.tuner.control.outcome import CycleReason, SignalPart
+from rooftune.tuner.control.outcome import SignalPart
 from rooftune.tuner.control.state import operator as wishes
 from rooftune.tuner.control.state.store import StateFile
 from rooftune.tuner.control.status.log import EventLog
@@ -102,8 +102,8 @@ def test_healthy_while_cycles_come_ready_once_one_has_read_the_engine(bare: Rig)
 
 
 def test_not_ready_while_the_engine_is_not_read_or_nothing_can_be_kept_yet_healthy(bare: Rig) -> None:
-    unread = (CycleReason.UNREACHABLE, CycleReason.UNAUTHORIZED, CycleReason.NO_PROTOCOL, CycleReason.GARBAGE)
-    for reason in (*unread, CycleReason.STORE_FAILED):
+    unread = (Reason.UNREACHABLE, Reason.UNAUTHORIZED, Reason.NO_PROTOCOL, Reason.GARBAGE)
+    for reason in (*unread, Reason.STORE_FAILED):
         bare.face.publish(hold(1, reason))
         assert bare.ask("GET", "/readyz")[0] == 503 and bare.ask("GET", "/healthz")[0] == 200
 

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rooftune.policies.guard import Action, Reason
-from rooftune.tuner.control.outcome import CycleReason
 from rooftune.tuner.control.status.log import EventLog, Level, level_of, outcome_fields, render
 from tests.control.cycle_records import hold, push, verify
 
@@ -17,9 +16,9 @@ from tests.control.cycle_records import hold, push, verify
 def test_levels_follow_the_kind() -> None:
     assert level_of(push(1)) is Level.INFO and level_of(hold(1)) is Level.INFO
     assert level_of(hold(1, Reason.VERDICT_WORSE, action=Action.REVERT)) is Level.WARNING
-    assert level_of(hold(1, CycleReason.UNREACHABLE)) is Level.WARNING
-    assert level_of(hold(1, CycleReason.UNAUTHORIZED)) is Level.ERROR
-    for reason in (*Reason, *CycleReason):
+    assert level_of(hold(1, Reason.UNREACHABLE)) is Level.WARNING
+    assert level_of(hold(1, Reason.UNAUTHORIZED)) is Level.ERROR
+    for reason in Reason:
         assert level_of(hold(1, reason, action=Action.REVERT)) >= Level.WARNING
 
 
@@ -41,7 +40,7 @@ def test_a_wall_clock_that_names_no_date_costs_no_line(at_s: float) -> None:
 
 
 def test_a_json_line_holds_the_same() -> None:
-    fields = outcome_fields(hold(3, CycleReason.GARBAGE, detail='a "quote"\nand more'), "a")
+    fields = outcome_fields(hold(3, Reason.GARBAGE, detail='a "quote"\nand more'), "a")
     found = json.loads(render(0.0, Level.WARNING, fields, "json"))
     assert found["detail"] == 'a "quote"\nand more' and found["reason"] == "garbage" and found["level"] == "warning"
 

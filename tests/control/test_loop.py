@@ -14,7 +14,7 @@ from rooftune.policies.slo import Condition, Override, Slo, Target
 from rooftune.policies.verify import RollbackThresholds
 from rooftune.tuner.control.cycle.observe import beyond
 from rooftune.tuner.control.memory import KEY, Memory, Trust, remember
-from rooftune.tuner.control.outcome import CycleReason, CycleRecord, Stage
+from rooftune.tuner.control.outcome import CycleRecord, Stage
 from rooftune.tuner.control.searcher.job import Answer, Job, WorkerError, WorkerFault
 from rooftune.tuner.control.searcher.window import engine_of
 from rooftune.tuner.control.signals.codes import Signal
@@ -140,7 +140,7 @@ def test_what_was_proven_with_another_model_proves_nothing_of_this_one(better: R
         run.engine.running.tuning_state().model_copy(update={"model": "another"}) if name == "state" else None
     )
     run.run(6)
-    assert not run.port.moving and run.records[-1].reason is CycleReason.SEARCHING
+    assert not run.port.moving and run.records[-1].reason is Reason.SEARCHING
     assert memory_of(run).tried == () and run.records[-1].trust == 32.0
     assert not run.searcher.jobs[0].live
 
@@ -247,7 +247,7 @@ def test_the_same_bad_proposal_is_not_tried_twice(lied: Rig) -> None:
     run = lied.again()
     run.run(5)
     assert run.searcher.jobs, "it does ask again"
-    assert not run.port.moving and CycleReason.NULL_RESULT in [record.reason for record in run.records]
+    assert not run.port.moving and Reason.NULL_RESULT in [record.reason for record in run.records]
 
 
 @pytest.mark.parametrize("looks", [0, 1])
@@ -259,13 +259,13 @@ def test_a_proposal_is_acted_on_once(looks: int) -> None:
     run.searcher.delay = 10**6
     run.engine.running.revert(wire.RevertRequest(actor="bob", reason="not now", block=False))
     run.run(5)
-    assert len(run.port.moving) == 1 and run.records[-1].reason is CycleReason.SEARCHING
+    assert len(run.port.moving) == 1 and run.records[-1].reason is Reason.SEARCHING
 
 
 def test_a_proposal_outside_of_what_was_asked_is_dropped() -> None:
     run = rig(proposes(step_tokens=512, max_running=4), options=options(search_requests=20))
     run.run(4)
-    assert CycleReason.WORKER_FAILED in [r.reason for r in run.records] and not run.port.moving
+    assert Reason.WORKER_FAILED in [r.reason for r in run.records] and not run.port.moving
     assert "max_running" in "".join(r.detail for r in run.records)
 
 
@@ -299,14 +299,14 @@ def test_an_idle_window_judges_nothing() -> None:
 def test_nothing_to_gain_is_a_good_answer() -> None:
     run = rig(proposes(verdict="keep"), options=options(search_requests=20))
     run.run(5)
-    assert run.records[-1].reason is CycleReason.NULL_RESULT and not run.port.moving
+    assert run.records[-1].reason is Reason.NULL_RESULT and not run.port.moving
     assert len(run.searcher.jobs) == 1, "it is not asked again before it is due"
 
 
 def test_who_is_served_well_needs_no_search() -> None:
     run = rig(proposes(step_tokens=512), engine=LiveEngine(Traffic(documents=0)), options=options(search_requests=20))
     run.run(3)
-    assert run.records[-1].reason is CycleReason.NO_TARGETS_MISSED and not run.searcher.jobs
+    assert run.records[-1].reason is Reason.NO_TARGETS_MISSED and not run.searcher.jobs
 
 
 def test_a_twin_that_is_not_good_is_not_acted_on() -> None:
@@ -362,7 +362,7 @@ def test_of_two_controllers_exactly_one_acts() -> None:
         first.run(1)
         second.records.append(second.controller.cycle())
     assert first.port.moving and not second.port.moving
-    assert {r.reason for r in second.records} == {CycleReason.HELD_BY_OTHER}
+    assert {r.reason for r in second.records} == {Reason.HELD_BY_OTHER}
     assert engine.running.tuning_state().setting() == FITTING
     # The first one is killed: its lease ends, and the second one takes over.
     second.run(8)
@@ -380,8 +380,8 @@ def test_two_that_claim_at_once_get_one_lease() -> None:
     clock.sleep(10.0)
     first.port.script = second.port.script = lambda name: state if name == "state" else None
     reasons = [first.controller.cycle().reason, second.controller.cycle().reason]
-    assert reasons[0] is CycleReason.TOO_LITTLE_DATA
-    assert reasons[1] in (CycleReason.CONFLICT, CycleReason.HELD_BY_OTHER)
+    assert reasons[0] is Reason.TOO_LITTLE_DATA
+    assert reasons[1] in (Reason.CONFLICT, Reason.HELD_BY_OTHER)
 
 
 @pytest.mark.slow
@@ -453,7 +453,7 @@ def test_a_kept_setting_that_crossed_a_threshold_is_not_brought_back_as_one_that
     assert run.records[-1].reason is Reason.OPERATOR_THRESHOLD and run.setting == BOOT
     run.engine.slow = 1.0
     run.run(12)
-    assert len(run.port.moving) == 1 and CycleReason.SEARCHING in [record.reason for record in run.records[-12:]]
+    assert len(run.port.moving) == 1 and Reason.SEARCHING in [record.reason for record in run.records[-12:]]
 
 
 def test_a_threshold_that_the_engines_own_setting_crosses_does_not_stop_tuning() -> None:
@@ -573,7 +573,7 @@ def test_what_an_earlier_run_left_outside_of_the_operators_bounds_of_now_is_not_
         options=options(search_requests=20, bounds=bounds),
     )
     after.run(1)
-    assert (after.records[-1].action, after.records[-1].reason) == (Action.REVERT, CycleReason.FOUND_FOREIGN)
+    assert (after.records[-1].action, after.records[-1].reason) == (Action.REVERT, Reason.FOUND_FOREIGN)
     assert after.setting == BOOT and "step_tokens" in after.records[-1].detail
     after.run(3)
     assert after.setting == BOOT and after.records[-1].lease_left_s is not None
@@ -632,7 +632,7 @@ def test_an_answer_about_traffic_that_is_gone_is_dropped_and_asked_for_anew() ->
     run.run(6, until=lambda record: bool(run.searcher.jobs))
     run.engine.carry(Traffic(rate_rps=6.0, prompt_tokens=800, documents=6, document_tokens=2000))
     run.run(6, until=lambda record: record.proposal is not None)
-    assert run.records[-1].proposal is not None and run.records[-1].reason is CycleReason.SEARCHING
+    assert run.records[-1].proposal is not None and run.records[-1].reason is Reason.SEARCHING
     assert not run.port.moving and len(run.searcher.jobs) == 2
 
 
@@ -646,7 +646,7 @@ def test_a_proposal_by_a_model_that_drifted_is_not_pushed_after_the_refit() -> N
     asked, run.searcher.delay, going[0] = len(run.searcher.jobs), 10**6, False
     run.run(2)
     assert learner.drift is None and len(run.searcher.jobs) == asked + 1
-    assert not run.port.moving and run.records[-1].reason is CycleReason.SEARCHING
+    assert not run.port.moving and run.records[-1].reason is Reason.SEARCHING
 
 
 def test_the_search_hears_of_targets_that_hold_for_some_requests_only() -> None:
@@ -667,7 +667,7 @@ def test_a_child_that_fails_is_told_of_and_asked_again_when_due() -> None:
 
     run = rig(reply, options=options(search_requests=20, search_every_s=20.0))
     run.run(8, until=pushed)
-    failed = [r for r in run.records if r.reason is CycleReason.WORKER_FAILED]
+    failed = [r for r in run.records if r.reason is Reason.WORKER_FAILED]
     assert failed and "died" in failed[0].detail
     assert all(r.lease_left_s is not None for r in run.records)
     assert pushed(run.records[-1])
@@ -683,7 +683,7 @@ def test_a_child_that_does_not_start_is_not_asked_in_every_cycle() -> None:
 
     run.searcher.ask = refused  # type: ignore[method-assign]  # scripted
     run.run(9)
-    assert CycleReason.WORKER_FAILED in [record.reason for record in run.records]
+    assert Reason.WORKER_FAILED in [record.reason for record in run.records]
     assert 1 <= len(tries) <= 2, "when it is due"
 
 
@@ -719,7 +719,7 @@ def test_a_push_that_no_window_could_judge_is_not_looked_for() -> None:
     slow, given = Traffic(rate_rps=0.1, documents=2), options(search_requests=10, window_s=600.0)
     live = rig(proposes(step_tokens=512, gain=0.12), engine=LiveEngine(slow), options=given)
     live.run(40)
-    assert not live.searcher.jobs and live.records[-1].reason is CycleReason.TOO_LITTLE_DATA
+    assert not live.searcher.jobs and live.records[-1].reason is Reason.TOO_LITTLE_DATA
     assert "lengthen cadence.verify_s" in live.records[-1].detail
     shadow = rig(proposes(step_tokens=512), engine=LiveEngine(slow), options=replace(given, live=False))
     shadow.run(40)

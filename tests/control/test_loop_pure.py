@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from rooftune.policies import wire
 from rooftune.policies.envelope import Envelope, KnobBound, Mode
 from rooftune.policies.errors import InputError
-from rooftune.policies.guard import Action, Reason
+from rooftune.policies.guard import Action, Decision, Reason
 from rooftune.policies.request import DEADLINE, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
 from rooftune.policies.slo import Condition, Override, Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS
 from rooftune.tuner.clock import ManualClock
 from rooftune.tuner.control.canonical import canonical
-from rooftune.tuner.control.cycle.decide import Verdict
 from rooftune.tuner.control.cycle.draft import Draft
 from rooftune.tuner.control.cycle.harm import Account, measured_cost_slo_s, predicted_cost_slo_s
 from rooftune.tuner.control.cycle.learned import near, proven, refuted, still_told, without_effect
@@ -98,10 +97,10 @@ def test_what_is_in_force_lies_inside_the_region(budget: int, cap: int, ratio: f
 def test_a_part_that_no_record_can_hold_is_left_out_and_the_rest_is_written_down() -> None:
     draft = Draft(ManualClock(), 7, "live", "test", lambda stage: None)
     draft.put(in_force={"step_tokens": -3}, revision=4, lease_left_s=math.nan)
-    record = draft.record(Verdict(Action.REVERT, Reason.VERDICT_WORSE, detail="why"))
+    record = draft.record(Decision(Action.REVERT, Reason.VERDICT_WORSE, detail="why"))
     assert (record.action, record.reason, record.revision) == (Action.REVERT, Reason.VERDICT_WORSE, 4)
     assert record.in_force is None and record.lease_left_s is None
-    assert record.detail == "why; left out, being nonsense: in_force, lease_left_s"
+    assert record.detail == "why; left out as invalid: in_force, lease_left_s"
 
 
 # --- exploration -------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from rooftune.engine.fake import FakeRunner, ManualClock
 from rooftune.engine.running import RunningEngine
 from rooftune.policies.request import Setting
 from rooftune.policies.step_time import StepModel
-from rooftune.tuner.control.signals.find import FREEZING, RULES, Signal, find_signals, observed_ceiling_tokens
+from rooftune.tuner.control.signals.budget import observed_ceiling_tokens
+from rooftune.tuner.control.signals.find import FREEZING, RULES, Signal, find_signals
 from rooftune.tuner.model.drift import Drift
 from rooftune.tuner.observe.rows import RequestRows, StepRows
 from tests.control.fake_window import MODEL, Ask, Window, chat, run

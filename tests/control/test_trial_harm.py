@@ -12,7 +12,6 @@ from rooftune.policies.guard import Reason
 from rooftune.policies.verify import RollbackThresholds
 from rooftune.tuner.control.cycle import observe as observe_stage
 from rooftune.tuner.control.cycle.harm import rising
-from rooftune.tuner.control.outcome import CycleReason
 from rooftune.tuner.observe.rows import ABORTED, FINISHED, IntArray
 from tests.control.doubles import BOLD, Rig, options, proposes, rig
 from tests.control.test_loop import BOOT, FITTING, memory_of, pushed, reverted
@@ -101,7 +100,7 @@ def test_callers_that_always_hang_up_take_no_push_back(monkeypatch: pytest.Monke
     assert pushed(run.records[-1])
     monkeypatch.setattr(observe_stage, "STORM_SHARE", 0.1)
     run.run(4)
-    assert CycleReason.ABORT_STORM not in run.reasons and Reason.VERIFYING in run.reasons[-4:]
+    assert Reason.ABORT_STORM not in run.reasons and Reason.VERIFYING in run.reasons[-4:]
     assert run.records[-1].verify is not None and run.records[-1].verify.verdict == "inconclusive"
 
 
@@ -119,7 +118,7 @@ def test_a_push_under_which_nobody_comes_to_an_end_goes_back_before_a_window_is_
     run = on_trial()
     all_clients_wait(run, 8000, 40)
     run.run(5, until=reverted)
-    assert run.records[-1].reason is CycleReason.STALLED and run.setting == BOOT
+    assert run.records[-1].reason is Reason.STALLED and run.setting == BOOT
 
 
 def test_long_answers_that_keep_nobody_waiting_are_no_stall() -> None:

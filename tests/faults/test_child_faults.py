@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from rooftune.policies.guard import Action
-from rooftune.tuner.control.outcome import CycleReason
+from rooftune.policies.guard import Action, Reason
 from rooftune.tuner.control.searcher.job import Answer, Job, WorkerError, WorkerFault
 from rooftune.tuner.control.searcher.worker import ChildSearcher, Limits
 from tests.control.doubles import Rig, answer_of, options, proposes, rig
@@ -27,7 +26,7 @@ def test_a_child_that_fails_changes_nothing_in_force(fault: WorkerFault) -> None
     run = rig(reply, options=QUICK)
     run.run(4)
     record = run.records[-1]
-    assert (record.action, record.reason) == (Action.HOLD, CycleReason.WORKER_FAILED)
+    assert (record.action, record.reason) == (Action.HOLD, Reason.WORKER_FAILED)
     failed = [r for r in run.records if fault.value in r.detail]
     assert failed and "\n" not in failed[0].detail
     assert record.lease_left_s is not None and not run.port.moving
@@ -43,7 +42,7 @@ def with_child(searcher: ChildSearcher) -> Rig:
     return again
 
 
-def wait_for(run: Rig, searcher: ChildSearcher, reason: CycleReason) -> None:
+def wait_for(run: Rig, searcher: ChildSearcher, reason: Reason) -> None:
     until_s = time.monotonic() + 120.0
     while run.records[-1].reason is not reason and time.monotonic() < until_s:
         time.sleep(0.2)
@@ -56,9 +55,9 @@ def test_a_child_that_is_killed_is_told_of_and_started_anew() -> None:
     try:
         run = with_child(searcher)
         run.run(3, until=lambda r: searcher.child_pid is not None)
-        assert searcher.child_pid is not None and run.records[-1].reason is CycleReason.SEARCHING
+        assert searcher.child_pid is not None and run.records[-1].reason is Reason.SEARCHING
         os.kill(searcher.child_pid, signal.SIGKILL)
-        wait_for(run, searcher, CycleReason.WORKER_FAILED)
+        wait_for(run, searcher, Reason.WORKER_FAILED)
         assert "died" in " ".join(r.detail for r in run.records) and run.records[-1].lease_left_s is not None
         run.run(4)
         assert searcher.child_pid is not None, "a new one works on the next search"
@@ -72,7 +71,7 @@ def test_a_child_without_memory_is_told_of() -> None:
     try:
         run = with_child(searcher)
         run.run(3)
-        wait_for(run, searcher, CycleReason.WORKER_FAILED)
+        wait_for(run, searcher, Reason.WORKER_FAILED)
         assert run.records[-1].action is Action.HOLD and not run.port.moving
         assert any(word in " ".join(r.detail for r in run.records) for word in ("out_of_memory", "died"))
     finally:

@@ -11,7 +11,7 @@ from rooftune.policies import wire
 from rooftune.policies.guard import Action, Reason
 from rooftune.policies.request import Setting
 from rooftune.tuner.control.memory import KEY, Memory
-from rooftune.tuner.control.outcome import CycleReason, CycleRecord
+from rooftune.tuner.control.outcome import CycleRecord
 from rooftune.tuner.control.state import operator as wishes
 from rooftune.tuner.control.state.file import StoreError, StoreFault
 from rooftune.tuner.ports.base import PortError, PortFault
@@ -23,14 +23,14 @@ pytestmark = pytest.mark.slow
 QUICK = options(search_requests=20)
 FITTING = BOOT._replace(step_tokens=512)
 REASONS = {
-    PortFault.UNREACHABLE: CycleReason.UNREACHABLE,
-    PortFault.TIMEOUT: CycleReason.UNREACHABLE,
-    PortFault.SERVER_ERROR: CycleReason.UNREACHABLE,
-    PortFault.UNAUTHORIZED: CycleReason.UNAUTHORIZED,
-    PortFault.READ_ONLY: CycleReason.REFUSED,
-    PortFault.NO_PROTOCOL: CycleReason.NO_PROTOCOL,
-    PortFault.PROTOCOL_MISMATCH: CycleReason.NO_PROTOCOL,
-    PortFault.GARBAGE: CycleReason.GARBAGE,
+    PortFault.UNREACHABLE: Reason.UNREACHABLE,
+    PortFault.TIMEOUT: Reason.UNREACHABLE,
+    PortFault.SERVER_ERROR: Reason.UNREACHABLE,
+    PortFault.UNAUTHORIZED: Reason.UNAUTHORIZED,
+    PortFault.READ_ONLY: Reason.REFUSED,
+    PortFault.NO_PROTOCOL: Reason.NO_PROTOCOL,
+    PortFault.PROTOCOL_MISMATCH: Reason.NO_PROTOCOL,
+    PortFault.GARBAGE: Reason.GARBAGE,
 }
 
 
@@ -109,7 +109,7 @@ def test_a_revert_asked_for_is_done_although_the_engine_cannot_be_read(call: str
     assert run.setting == BOOT and run.engine.running.tuning_state().blocked
     reverts = run.port.calls.count("revert")
     run.run(1)
-    assert (run.records[-1].action, run.records[-1].reason) == (Action.HOLD, CycleReason.GARBAGE)
+    assert (run.records[-1].action, run.records[-1].reason) == (Action.HOLD, Reason.GARBAGE)
     assert run.port.calls.count("revert") == reverts, "once"
     run.port.script = None
     run.run(1)
@@ -122,7 +122,7 @@ def test_a_revert_asked_for_that_nobody_answers_is_done_when_somebody_does() -> 
     run.port.script = failing(PortFault.UNREACHABLE, "state", "revert")
     wishes.ask_revert(run.store, "ann", "a bad night", 0.0)
     run.run(1)
-    assert (run.records[-1].action, run.records[-1].reason) == (Action.HOLD, CycleReason.UNREACHABLE)
+    assert (run.records[-1].action, run.records[-1].reason) == (Action.HOLD, Reason.UNREACHABLE)
     assert "was not done" in run.records[-1].detail and run.setting == FITTING
     run.port.script = None
     run.run(1)
@@ -139,7 +139,7 @@ def test_a_push_whose_answer_was_lost_is_taken_up_again_when_it_arrived() -> Non
 
     honest = run.port.push
     run.port.push = lambda request: lose(request) if request.knobs.step_tokens else honest(request)  # type: ignore[method-assign]  # scripted
-    run.run(8, until=lambda record: record.reason is CycleReason.UNREACHABLE)
+    run.run(8, until=lambda record: record.reason is Reason.UNREACHABLE)
     lost = run.records[-1]
     assert lost.action is Action.HOLD and lost.pushed is None and run.setting == FITTING
     run.run(5, until=lambda record: record.verify is not None and record.verify.verdict == "better")
@@ -159,7 +159,7 @@ def test_a_push_that_never_arrived_is_not_taken_for_one_in_force() -> None:
         return honest(request)
 
     run.port.push = lose_once  # type: ignore[method-assign]  # scripted
-    run.run(3, until=lambda record: record.reason is CycleReason.UNREACHABLE)
+    run.run(3, until=lambda record: record.reason is Reason.UNREACHABLE)
     assert run.setting == BOOT
     run.run(2, until=pushed)
     assert "no verdict" in run.records[-2].detail + run.records[-1].detail
@@ -216,7 +216,7 @@ def test_a_revert_that_fails_is_tried_again_until_it_is_done() -> None:
     run = on_trial(options=options(search_requests=20, limits=limits, harm_requests=100, min_requests=100))
     run.port.script = failing(PortFault.TIMEOUT, "revert")
     run.run(2)
-    assert run.records[-1].reason is CycleReason.UNREACHABLE and run.setting == FITTING
+    assert run.records[-1].reason is Reason.UNREACHABLE and run.setting == FITTING
     assert "not taken back" in run.records[-1].detail
     run.port.script = None
     run.run(1)
@@ -241,7 +241,7 @@ def test_a_revert_whose_answer_was_lost_keeps_its_verdict() -> None:
     run.run(6)
     memory = Memory.model_validate_json(run.store.values[KEY])
     assert [one.verdict for one in memory.tried] == ["inconclusive"] and memory.trial is None
-    assert len(run.port.moving) == 1 and CycleReason.NULL_RESULT in [record.reason for record in run.records]
+    assert len(run.port.moving) == 1 and Reason.NULL_RESULT in [record.reason for record in run.records]
     run.clock.jump(90_000.0)
     run.run(8, until=pushed)
     assert pushed(run.records[-1]), "a day later it is worth another trial"
@@ -262,17 +262,17 @@ def refusing(code: str) -> Callable[[str], object]:
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("conflict_revision", CycleReason.CONFLICT),
-        ("outside_envelope", CycleReason.REFUSED),
-        pytest.param("held_by_other", CycleReason.HELD_BY_OTHER, marks=SLOW),
+        ("conflict_revision", Reason.CONFLICT),
+        ("outside_envelope", Reason.REFUSED),
+        pytest.param("held_by_other", Reason.HELD_BY_OTHER, marks=SLOW),
         pytest.param("blocked_by_revert", Reason.BLOCKED_AFTER_REVERT, marks=SLOW),
-        pytest.param("lease_length", CycleReason.REFUSED, marks=SLOW),
-        pytest.param("needs_step_model", CycleReason.REFUSED, marks=SLOW),
-        pytest.param("malformed", CycleReason.REFUSED, marks=SLOW),
-        pytest.param("clock_unreadable", CycleReason.REFUSED, marks=SLOW),
+        pytest.param("lease_length", Reason.REFUSED, marks=SLOW),
+        pytest.param("needs_step_model", Reason.REFUSED, marks=SLOW),
+        pytest.param("malformed", Reason.REFUSED, marks=SLOW),
+        pytest.param("clock_unreadable", Reason.REFUSED, marks=SLOW),
     ],
 )
-def test_a_refused_push_changes_nothing_and_is_no_trial(code: str, reason: CycleReason | Reason) -> None:
+def test_a_refused_push_changes_nothing_and_is_no_trial(code: str, reason: Reason) -> None:
     run = rig(proposes(step_tokens=512), options=QUICK)
     run.run(2)
     run.port.script = refusing(code)
@@ -296,7 +296,7 @@ def test_a_revision_that_moves_between_reading_and_pushing_is_a_conflict() -> No
 
     run.port.script = meddle
     run.run(1)
-    assert (run.records[-1].action, run.records[-1].reason) == (Action.HOLD, CycleReason.CONFLICT)
+    assert (run.records[-1].action, run.records[-1].reason) == (Action.HOLD, Reason.CONFLICT)
     run.run(2, until=pushed)
     assert run.setting == FITTING
 
@@ -323,7 +323,7 @@ def test_an_engine_that_is_killed_and_comes_back_is_waited_for() -> None:
     run = on_trial()
     run.port.script = failing(PortFault.UNREACHABLE, "state", "steps", "requests", "push", "revert")
     run.run(3)
-    assert {r.reason for r in run.records[-3:]} == {CycleReason.UNREACHABLE}
+    assert {r.reason for r in run.records[-3:]} == {Reason.UNREACHABLE}
     run.engine.start()
     run.port.script = None
     run.run(1)
@@ -366,7 +366,7 @@ def test_rows_that_make_no_sense_are_forgotten() -> None:
 
     run.port.requests_after = before_their_arrival  # type: ignore[method-assign]  # scripted
     run.run(1)
-    assert (run.records[-1].action, run.records[-1].reason) == (Action.HOLD, CycleReason.GARBAGE)
+    assert (run.records[-1].action, run.records[-1].reason) == (Action.HOLD, Reason.GARBAGE)
     run.port.requests_after = honest  # type: ignore[method-assign]  # scripted
     run.run(5, until=pushed)
     assert pushed(run.records[-1])
@@ -386,7 +386,7 @@ def test_first_tokens_that_come_with_the_last_are_rows_like_others_and_later_one
 
     run.port.requests_after = at_the_end  # type: ignore[method-assign]  # scripted
     run.run(2)
-    assert [r.reason is CycleReason.GARBAGE for r in run.records] == [late_s > 0.0] * 2
+    assert [r.reason is Reason.GARBAGE for r in run.records] == [late_s > 0.0] * 2
     if not late_s:
         assert run.records[-1].observed is not None and run.records[-1].observed.tpot_p95_s == 0.0
 
@@ -399,7 +399,7 @@ def test_a_knob_below_zero_is_a_state_that_makes_no_sense(live: bool) -> None:
     below = whole.model_copy(update={"knobs": tuple(knobs)})
     run.port.script = lambda name: below if name == "state" else None
     run.run(1)
-    assert (run.records[0].action, run.records[0].reason) == (Action.HOLD, CycleReason.GARBAGE)
+    assert (run.records[0].action, run.records[0].reason) == (Action.HOLD, Reason.GARBAGE)
     assert "chunk_cap_tokens" in run.records[0].detail and "revert" not in run.port.calls
 
 
@@ -415,7 +415,7 @@ def test_a_verdict_counts_no_request_that_arrived_before_rows_were_forgotten() -
 
     run.port.requests_after = before_their_arrival  # type: ignore[method-assign]  # scripted
     run.run(1)
-    assert run.records[-1].reason is CycleReason.GARBAGE
+    assert run.records[-1].reason is Reason.GARBAGE
     run.port.requests_after = honest  # type: ignore[method-assign]  # scripted
     for _ in range(2):
         run.run(1)
@@ -432,7 +432,7 @@ def test_after_rows_were_forgotten_only_what_arrives_later_is_complete() -> None
     nameless = whole.model_copy(update={"knobs": tuple(k for k in whole.knobs if k.name != "step_tokens")})
     run.port.script = lambda name: nameless if name == "state" else None
     run.run(1)
-    assert run.records[-1].reason is CycleReason.GARBAGE
+    assert run.records[-1].reason is Reason.GARBAGE
     forgotten_s = nameless.now_s
     run.port.script = None
     run.run(4, until=lambda record: bool(run.searcher.jobs))
@@ -450,7 +450,7 @@ def test_a_search_about_the_engine_before_is_dropped_even_when_its_restart_went_
     number = run.store.next_number
     run.store.next_number = lambda: 99  # type: ignore[method-assign]  # scripted: locked a moment later
     run.run(1)
-    assert run.records[-1].reason is CycleReason.STORE_FAILED
+    assert run.records[-1].reason is Reason.STORE_FAILED
     run.store.broken, run.store.next_number = None, number  # type: ignore[method-assign]  # as it was
     asked = len(run.searcher.jobs)
     run.run(6, until=pushed)
@@ -466,7 +466,7 @@ def test_steps_of_two_starts_are_never_mixed_even_when_the_restart_made_no_sense
     nameless = whole.model_copy(update={"knobs": tuple(k for k in whole.knobs if k.name != "step_tokens")})
     run.port.script = lambda name: nameless if name == "state" else None
     run.run(1)
-    assert run.records[-1].reason is CycleReason.GARBAGE
+    assert run.records[-1].reason is Reason.GARBAGE
     run.port.script = None
     run.run(1)
     assert 0 < len(run.controller._sight._learner.samples()) < before / 2
@@ -478,7 +478,7 @@ def test_a_state_without_a_token_budget_is_no_engine_to_tune() -> None:
     nameless = whole.model_copy(update={"knobs": tuple(k for k in whole.knobs if k.name != "step_tokens")})
     run.port.script = lambda name: nameless if name == "state" else None
     run.run(1)
-    assert (run.records[0].action, run.records[0].reason) == (Action.HOLD, CycleReason.GARBAGE)
+    assert (run.records[0].action, run.records[0].reason) == (Action.HOLD, Reason.GARBAGE)
     assert "step_tokens" in run.records[0].detail
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rooftune.policies.guard import Action
-from rooftune.tuner.control.outcome import CycleReason, CycleRecord
+from rooftune.policies.guard import Action, Reason
+from rooftune.tuner.control.outcome import CycleRecord
 from rooftune.tuner.control.state.file import StoreError, StoreFault
 from rooftune.tuner.control.state.store import StateFile
 from tests.control.doubles import BOLD, MemoryStore, Rig, options, proposes, rig
@@ -55,7 +55,7 @@ def test_a_state_file_that_does_not_take_part_means_hold(fault: StoreFault) -> N
     run.run(2)
     store.arm("all", fault)
     run.run(5)
-    assert {r.reason for r in run.records[2:]} == {CycleReason.STORE_FAILED}
+    assert {r.reason for r in run.records[2:]} == {Reason.STORE_FAILED}
     assert run.setting == BOOT and not run.port.moving
     store.arm("", fault)
     run.run(4, until=pushed)
@@ -79,7 +79,7 @@ def test_a_push_that_could_not_be_written_down_is_no_push_that_the_next_one_wait
     run = rig(proposes(step_tokens=512), options=replace(QUICK, limits=limits), store=store)
     run.run(2)
     store.arm("note_push", StoreFault.LOCKED)
-    run.run(3, until=lambda record: record.reason is CycleReason.STORE_FAILED)
+    run.run(3, until=lambda record: record.reason is Reason.STORE_FAILED)
     store.arm("", StoreFault.LOCKED)
     run.run(1)
     assert pushed(run.records[-1]) and "no verdict" not in run.records[-1].detail
@@ -112,7 +112,7 @@ def test_a_cycle_without_a_number_is_not_written_over_another() -> None:
     store.next_number = locked  # type: ignore[method-assign]  # scripted
     again = first.again()
     again.run(1)
-    assert again.records[-1].reason is CycleReason.STORE_FAILED
+    assert again.records[-1].reason is Reason.STORE_FAILED
     store.next_number = number  # type: ignore[method-assign]  # as it was
     again.run(1)
     assert [record.number for record in store.records] == [1, 2, 3, 4]
@@ -137,7 +137,7 @@ def test_a_step_model_of_another_release_is_fitted_anew() -> None:
         run.store.values["model"] = json.dumps(kept | {"fit": fit})
         again = run.again()
         again.run(2)
-        assert CycleReason.GARBAGE not in [record.reason for record in again.records]
+        assert Reason.GARBAGE not in [record.reason for record in again.records]
         assert json.loads(run.store.values["model"])["fit"]["coefficients"].keys() == kept["fit"]["coefficients"].keys()
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from rooftune.policies.errors import InputError
 from rooftune.tuner.clock import ManualClock
-from rooftune.tuner.control.signals.find import Signal, find_signals, observed_ceiling_tokens
+from rooftune.tuner.control.signals.budget import observed_ceiling_tokens
+from rooftune.tuner.control.signals.find import Signal, find_signals
 from rooftune.tuner.observe.protocol import ProtocolReader
 from rooftune.tuner.ports.vllm.boot import (
     GIB,

@@ -6,7 +6,7 @@ Instants without another word are seconds on the engine's clock, which only mean
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypedDict, Unpack
 
 from pydantic import Field, ValidationError
 
@@ -180,6 +180,20 @@ class Tried(Part):
     wall_s: float
 
 
+class MemoryChanges(TypedDict, total=False):
+    """The parts of ``Memory`` that can be exchanged; trust and account stand for the fields that hold them."""
+
+    trial: "Trial | None"
+    kept: "Kept | None"
+    moved: "Moved | None"
+    trust: "Trust"
+    account: "Account"
+    running_slo_s: float
+    shadow_s: float
+    tried: "tuple[Tried, ...]"
+    model: str
+
+
 class Memory(Part):
     """Everything in one value, so that it is never half written. shadow_s: time spent in shadow so far.
 
@@ -207,14 +221,15 @@ class Memory(Part):
     def account(self) -> Account:
         return Account(self.days)
 
-    def but(self, **changes: object) -> "Memory":
-        """The same with some parts exchanged; ``trust`` and ``account`` by their own names."""
-        trust, account = changes.pop("trust", None), changes.pop("account", None)
-        if isinstance(trust, Trust):
-            changes |= {"trust_ratio": trust.ratio, "trust_held": trust.held, "trust_failed": trust.failed}
-        if isinstance(account, Account):
-            changes["days"] = account.days
-        return self.model_copy(update=changes)
+    def but(self, **changes: Unpack[MemoryChanges]) -> "Memory":
+        """The same with some parts exchanged."""
+        values: dict[str, object] = {**changes}
+        trust, account = changes.get("trust"), changes.get("account")
+        if trust is not None:
+            values |= {"trust_ratio": trust.ratio, "trust_held": trust.held, "trust_failed": trust.failed}
+        if account is not None:
+            values["days"] = account.days
+        return self.model_copy(update={name: value for name, value in values.items() if name in Memory.model_fields})
 
 
 def knobs_of(setting: Setting) -> Knobs:

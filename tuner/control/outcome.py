@@ -5,7 +5,7 @@ Plain JSON values with a version. Reasons are codes; sentences are made from the
 """
 
 from enum import StrEnum
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypedDict
 
 from pydantic import Field
 
@@ -17,31 +17,6 @@ VERSION: Final = 1
 
 Knobs = dict[str, Annotated[int | float, Field(ge=0)]]  # fields of policies.request.Setting
 Amount = float | None  # any finite number, null: not known
-
-
-class CycleReason(StrEnum):
-    """Why a cycle ended before the guard could decide, or after it had. Beside ``rooftune.policies.guard.Reason``."""
-
-    UNREACHABLE = "unreachable"  # any PortFault but the next three; the lease takes care of the engine
-    UNAUTHORIZED = "unauthorized"
-    NO_PROTOCOL = "no_protocol"  # 404, redirect, another protocol version
-    GARBAGE = "garbage"
-    NO_SIGNAL = "no_signal"  # steps run, but no request ended: nothing to judge
-    IDLE = "idle"  # nothing runs
-    STALLED = "stalled"  # requests wait or run, no step or no progress
-    TOO_LITTLE_DATA = "too_little_data"  # the window is not full yet
-    SEARCHING = "searching"  # the child process has not answered yet
-    FIT_REFUSED = "fit_refused"  # detail holds the FitCode
-    WORKER_FAILED = "worker_failed"  # the child process died, ran out of memory or of time
-    HELD_BY_OTHER = "held_by_other"  # another controller holds the lease
-    CONFLICT = "conflict"  # 409: the revision moved under us
-    REFUSED = "refused"  # 422: the engine says outside its envelope, or 403 read-only
-    STORE_FAILED = "store_failed"  # the cycle could not be written down, so nothing was pushed
-    NULL_RESULT = "null_result"  # the setting in force is within noise of the best
-    NO_TARGETS_MISSED = "no_targets_missed"  # everybody is served within the targets already
-    FROZEN_BY_SIGNAL = "frozen_by_signal"  # one of the signals says that no setting can be judged now
-    ABORT_STORM = "abort_storm"  # so many requests hung up that the window says nothing
-    FOUND_FOREIGN = "found_foreign"  # our lease holds a setting that nobody here remembers: taken back
 
 
 class Stage(StrEnum):
@@ -150,7 +125,7 @@ class SignalPart(Part):
 
 
 class CycleRecord(Part):
-    """One cycle. number: ascending over restarts of the controller. reason: ``Reason`` or ``CycleReason``.
+    """One cycle. number: ascending over restarts of the controller. reason: why it ended so.
 
     in_force: the setting when the cycle ended as far as known; pushed: the changes that were pushed (live only);
     would_push: what shadow mode would have pushed. boot_id, revision: of the engine, null when it was not read.
@@ -164,7 +139,7 @@ class CycleRecord(Part):
     started_at_s: float  # wall clock, seconds since 1970
     mode: Literal["shadow", "live"]
     action: Action
-    reason: Reason | CycleReason
+    reason: Reason
     took_s: dict[Stage, Annotated[float, Field(ge=0)]]
     engine: Words
     boot_id: Words | None = None
@@ -185,3 +160,25 @@ class CycleRecord(Part):
     trust: Annotated[float, Field(ge=1)] | None = None
     spent_slo_s: Annotated[float, Field(ge=0)] = 0.0
     detail: Words = ""
+
+
+class RecordParts(TypedDict, total=False):
+    """The fields of ``CycleRecord`` that a cycle fills in while it runs."""
+
+    boot_id: str | None
+    revision: int | None
+    in_force: Knobs | None
+    pushed: Knobs | None
+    would_push: Knobs | None
+    lease_left_s: float | None
+    lost_steps: int
+    lost_requests: int
+    metrics_age_s: float | None
+    observed: Figures | None
+    fit: FitPart | None
+    twin: TwinPart | None
+    proposal: ProposalPart | None
+    verify: VerifyPart | None
+    signals: tuple[SignalPart, ...]
+    trust: float | None
+    spent_slo_s: float

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rooftune.policies.guard import Action
+from rooftune.policies.guard import Action, Reason
 from rooftune.policies.step_time import StepModel, step_time
 from rooftune.tuner.cli.demo.plan import DOCUMENT_EVERY, Bounds, Plan, Speed
 from rooftune.tuner.control.explain.explain import MEANING, explain, knee, knobs, share
-from rooftune.tuner.control.outcome import CycleReason, CycleRecord, FitPart
+from rooftune.tuner.control.outcome import CycleRecord, FitPart
 from rooftune.tuner.model.roofline import REMEDIES, FitCode
 
 Event = dict[str, Any]
@@ -110,7 +110,7 @@ def closing(records: Sequence[CycleRecord]) -> str:
     lines = [_knee(records)]
     pushes = [at for at, record in enumerate(records) if record.pushed is not None]
     if not pushes:
-        last = records[-1].reason if records else CycleReason.TOO_LITTLE_DATA
+        last = records[-1].reason if records else Reason.TOO_LITTLE_DATA
         return "\n".join([*filter(None, lines), f"nothing was pushed: {meaning(last.value)}"])
     before = _measured(records[: pushes[0] + 1])
     if before is not None:

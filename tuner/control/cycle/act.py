@@ -9,11 +9,10 @@ from contextlib import suppress
 from dataclasses import replace
 
 from rooftune.policies import wire
-from rooftune.policies.guard import Action, Reason
+from rooftune.policies.guard import Action, Decision, Reason
 from rooftune.policies.request import STEP_TIME_TARGET, Setting
-from rooftune.policies.verify import Verdict as Outcome
+from rooftune.policies.verify import Verdict
 from rooftune.tuner.control.cycle.book import Book
-from rooftune.tuner.control.cycle.decide import Verdict
 from rooftune.tuner.control.cycle.draft import Draft
 from rooftune.tuner.control.cycle.fit import Learner
 from rooftune.tuner.control.cycle.judge import moved_knobs
@@ -24,7 +23,7 @@ from rooftune.tuner.control.cycle.push import Sent, push_request, send
 from rooftune.tuner.control.cycle.sight import Sighting, actor_of
 from rooftune.tuner.control.memory import Trial, knobs_of, setting_of
 from rooftune.tuner.control.options import LoopOptions
-from rooftune.tuner.control.outcome import CycleReason
+from rooftune.tuner.control.outcome import RecordParts
 from rooftune.tuner.control.state import operator as wishes
 from rooftune.tuner.control.state.file import StoreError
 from rooftune.tuner.ports.base import Port, PortError
@@ -43,19 +42,19 @@ class Asked:
     def __init__(self, port: Port, store: Store, book: Book) -> None:
         self._port, self._store, self._book = port, store, book
 
-    def do(self, sight: Sighting, draft: Draft) -> Verdict | None:
+    def do(self, sight: Sighting, draft: Draft) -> Decision | None:
         """What is to do; the cycle's end where that is a revert, whether or not it could be done."""
         if sight.revert is not None:
             wish = sight.revert
             sent = self._revert(wish)
             if sent.reason is not None:
-                return Verdict(Action.HOLD, sent.reason, detail=f"the revert asked for was not done: {sent.detail}")
+                return Decision(Action.HOLD, sent.reason, detail=f"the revert asked for was not done: {sent.detail}")
             over(self._book, sight)
             if sent.revision is not None and not sight.seen.state.blocked:
                 wishes.made_block(self._store, sight.seen.state.boot_id, sent.revision, wish)
             wishes.done(self._store, wish)
             draft.put(in_force=knobs_of(sight.seen.boot), lease_left_s=None, revision=sent.revision)
-            return Verdict(Action.REVERT, Reason.BLOCKED_AFTER_REVERT, detail=f"asked for by {wish.actor}")
+            return Decision(Action.REVERT, Reason.BLOCKED_AFTER_REVERT, detail=f"asked for by {wish.actor}")
         if sight.resume is not None:
             draft.note(self._resumed(sight, sight.resume))
         return None
@@ -74,7 +73,7 @@ class Asked:
         wishes.done(self._store, wish)
         return f"resumed for {wish.actor}"
 
-    def revert(self, draft: Draft) -> Verdict | None:
+    def revert(self, draft: Draft) -> Decision | None:
         """The revert that a person asked for, in a cycle that failed before it came to it: it needs no rows, no model
         and no judgement. None when there is none, or it could not be done either."""
         try:
@@ -90,7 +89,7 @@ class Asked:
         draft.put(in_force=None, lease_left_s=None, revision=sent.revision)
         with suppress(StoreError):  # then it is done once more, which changes nothing
             wishes.done(self._store, wish)
-        return Verdict(Action.REVERT, Reason.BLOCKED_AFTER_REVERT, detail=f"asked for by {wish.actor}")
+        return Decision(Action.REVERT, Reason.BLOCKED_AFTER_REVERT, detail=f"asked for by {wish.actor}")
 
     def _revert(self, wish: wishes.Wish) -> Sent:
         return send(self._port, wire.RevertRequest(actor=_text(wish.actor), reason=_text(wish.reason), block=True))
@@ -103,10 +102,10 @@ def _text(words: str) -> str:
 
 
 # While one of these holds, the engine is not to be held by somebody who sees nothing: the lease may end.
-_BLIND = frozenset({Reason.METRICS_STALE, Reason.BLOCKED_AFTER_REVERT, CycleReason.HELD_BY_OTHER})
+_BLIND = frozenset({Reason.METRICS_STALE, Reason.BLOCKED_AFTER_REVERT, Reason.HELD_BY_OTHER})
 
 # A trial that is taken back for one of these was not shown to be worse.
-_NO_VERDICT = frozenset({Reason.INCONCLUSIVE_TOO_LONG, Reason.EXPLORATION_BUDGET, CycleReason.ABORT_STORM})
+_NO_VERDICT = frozenset({Reason.INCONCLUSIVE_TOO_LONG, Reason.EXPLORATION_BUDGET, Reason.ABORT_STORM})
 
 # What a record holds for "since ever", which JSON cannot.
 SINCE_EVER_S = -1e12
@@ -119,31 +118,31 @@ class Actor:
         self._port, self._store, self._book, self._learner, self._options = port, store, book, learner, options
         self._name, self._asked = actor_of(store), Asked(port, store, book)
 
-    def act(self, sight: Sighting, found: Found, verdict: Verdict, draft: Draft) -> Verdict:
+    def act(self, sight: Sighting, found: Found, decision: Decision, draft: Draft) -> Decision:
         """Does what was decided; a refusal or a fault becomes the reason of the cycle. Raises StoreError."""
         wished = self._asked.do(sight, draft)
         if wished is not None:
             return wished
         if not self._options.live:
-            return verdict if verdict.action is Action.HOLD else Verdict(Action.HOLD, Reason.SHADOW, verdict.setting)
-        if verdict.action is Action.PUSH:
-            return self._push(sight, found, verdict, draft)
-        if verdict.action is Action.REVERT:
-            return self._go_back(sight, verdict, draft)
-        return self._hold(sight, verdict, draft)
+            return decision
+        if decision.action is Action.PUSH:
+            return self._push(sight, found, decision, draft)
+        if decision.action is Action.REVERT:
+            return self._go_back(sight, decision, draft)
+        return self._hold(sight, decision, draft)
 
-    def revert_asked(self, draft: Draft) -> Verdict | None:
+    def revert_asked(self, draft: Draft) -> Decision | None:
         """See ``Asked.revert``."""
         return self._asked.revert(draft)
 
     # --- push ---
 
-    def _push(self, sight: Sighting, found: Found, verdict: Verdict, draft: Draft) -> Verdict:
-        seen, book, setting = sight.seen, self._book, verdict.setting
+    def _push(self, sight: Sighting, found: Found, decision: Decision, draft: Draft) -> Decision:
+        seen, book, setting = sight.seen, self._book, decision.setting
         assert setting is not None and found.proposal is not None
         before, memory = seen.setting, book.memory
         moved = moved_knobs(before, setting)
-        request = self._request(sight, before, setting, f"cycle {draft.number}: {verdict.reason.value}")
+        request = self._request(sight, before, setting, f"cycle {draft.number}: {decision.reason.value}")
         book.change(
             trial=Trial(
                 push_cycle=draft.number,
@@ -169,13 +168,14 @@ class Actor:
             book.change(trial=None, moved=memory.moved)  # nothing has left
             raise
         if sent.reason is None:
-            draft.put(pushed=moved, in_force=knobs_of(setting), **self._leased(sent))
-            return verdict
+            draft.put(**self._leased(sent))
+            draft.put(pushed=moved, in_force=knobs_of(setting))
+            return decision
         if not sent.unknown:
             book.change(trial=None, moved=memory.moved)
-            return Verdict(Action.HOLD, sent.reason, setting, sent.detail)
+            return Decision(Action.HOLD, sent.reason, setting, sent.detail)
         # Perhaps it arrived. The next reading tells, and finds the trial in the book when it did.
-        return Verdict(Action.HOLD, sent.reason, setting, f"the push may have arrived: {sent.detail}")
+        return Decision(Action.HOLD, sent.reason, setting, f"the push may have arrived: {sent.detail}")
 
     def _stopped(self, revision: int) -> Sent | None:
         """What a person asked for since this cycle looked: who was told "nothing is pushed" finds nothing pushed."""
@@ -187,52 +187,55 @@ class Actor:
 
     # --- back ---
 
-    def _go_back(self, sight: Sighting, verdict: Verdict, draft: Draft) -> Verdict:
+    def _go_back(self, sight: Sighting, decision: Decision, draft: Draft) -> Decision:
         """A trial goes back to the setting before it; what was kept, or is not ours to know, to the boot setting."""
         seen, trial = sight.seen, sight.standing.trial
         if sight.standing.holder is not Holder.OURS:
-            return Verdict(Action.HOLD, verdict.reason, detail="nothing of ours is in force")
+            return Decision(Action.HOLD, decision.reason, detail="nothing of ours is in force")
         target = setting_of(trial.before) if trial is not None else seen.boot
         if target.budget_policy == STEP_TIME_TARGET and self._learner.model is None:
             target = seen.boot  # that policy counts with constants, and there are none
-        why = f"cycle {draft.number}: {verdict.reason.value}"
-        outcome = Outcome.INCONCLUSIVE if verdict.reason in _NO_VERDICT else Outcome.WORSE
+        why = f"cycle {draft.number}: {decision.reason.value}"
+        verdict = Verdict.INCONCLUSIVE if decision.reason in _NO_VERDICT else Verdict.WORSE
         if trial is not None:
-            self._book.sentence(trial, sight.checked, outcome)
-        elif sight.standing.kept is not None and verdict.reason is Reason.OPERATOR_THRESHOLD:
+            self._book.sentence(trial, sight.checked, verdict)
+        elif sight.standing.kept is not None and decision.reason is Reason.OPERATOR_THRESHOLD:
             self._book.condemn(sight.standing.kept)
         if target == seen.boot:
             sent = send(self._port, wire.RevertRequest(actor=self._name, reason=why, block=False))
         else:
             sent = send(self._port, self._request(sight, seen.setting, target, why))
         if sent.reason is not None:
-            return Verdict(
-                Action.HOLD, sent.reason, detail=f"{verdict.reason.value}, but not taken back: {sent.detail}"
+            return Decision(
+                Action.HOLD, sent.reason, detail=f"{decision.reason.value}, but not taken back: {sent.detail}"
             )
-        left = {"lease_left_s": None, "revision": sent.revision} if target == seen.boot else self._leased(sent)
-        draft.put(in_force=knobs_of(target), **left)
+        left: RecordParts = (
+            {"lease_left_s": None, "revision": sent.revision} if target == seen.boot else self._leased(sent)
+        )
+        draft.put(**left)
+        draft.put(in_force=knobs_of(target))
         if trial is None:
             over(self._book, sight)
         else:
-            self._book.conclude(trial, sight.checked, outcome, sight.day, sight.wall_s)
+            self._book.conclude(trial, sight.checked, verdict, sight.day, sight.wall_s)
             self._book.moved(seen.state.boot_id, seen.now_s)
-        return replace(verdict, setting=None)
+        return replace(decision, setting=None)
 
     # --- hold ---
 
-    def _hold(self, sight: Sighting, verdict: Verdict, draft: Draft) -> Verdict:
+    def _hold(self, sight: Sighting, decision: Decision, draft: Draft) -> Decision:
         """Renews the lease, or claims it; what prevents that is the reason of the cycle."""
-        if not self._may_hold(sight, verdict):
-            return verdict
+        if not self._may_hold(sight, decision):
+            return decision
         seen = sight.seen
         sent = send(self._port, self._request(sight, seen.setting, seen.setting, f"cycle {draft.number}: holds"))
         if sent.reason is None:
             draft.put(**self._leased(sent))
-            return verdict
-        return Verdict(Action.HOLD, sent.reason, verdict.setting, sent.detail)
+            return decision
+        return Decision(Action.HOLD, sent.reason, decision.setting, sent.detail)
 
-    def _may_hold(self, sight: Sighting, verdict: Verdict) -> bool:
-        if verdict.reason in _BLIND or sight.blocked:
+    def _may_hold(self, sight: Sighting, decision: Decision) -> bool:
+        if decision.reason in _BLIND or sight.blocked:
             return False
         if sight.standing.holder is Holder.OURS:
             return True
@@ -250,7 +253,7 @@ class Actor:
             model=self._learner.model,
         )
 
-    def _leased(self, sent: Sent) -> dict[str, float | int | None]:
+    def _leased(self, sent: Sent) -> RecordParts:
         return {"lease_left_s": self._options.lease_s, "revision": sent.revision}
 
     def let_go(self) -> str:

@@ -1,9 +1,23 @@
 """The loop's memory while it runs, and how it gets into the store: before a push leaves, and at the end of a cycle."""
 
+from typing import Unpack
+
 from rooftune.policies.verify import Verdict
 from rooftune.tuner.control.cycle.ports import Store
 from rooftune.tuner.control.cycle.verify import Checked
-from rooftune.tuner.control.memory import MOST_TRIED, Kept, Memory, Moved, Trial, Tried, Trust, Way, recall, remember
+from rooftune.tuner.control.memory import (
+    MOST_TRIED,
+    Kept,
+    Memory,
+    MemoryChanges,
+    Moved,
+    Trial,
+    Tried,
+    Trust,
+    Way,
+    recall,
+    remember,
+)
 from rooftune.tuner.observe.window import Window
 
 
@@ -24,7 +38,7 @@ class Book:
             self._memory = self._saved = recall(self._store)
         return self._memory
 
-    def change(self, **changes: object) -> None:
+    def change(self, **changes: Unpack[MemoryChanges]) -> None:
         self._memory = self.memory.but(**changes)
 
     def save(self) -> None:

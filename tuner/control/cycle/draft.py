@@ -3,14 +3,14 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Unpack
 
 from pydantic import ValidationError
 
+from rooftune.policies.guard import Decision
 from rooftune.tuner.clock import Clock
-from rooftune.tuner.control.cycle.decide import Verdict
 from rooftune.tuner.control.cycle.push import one_line
-from rooftune.tuner.control.outcome import CycleRecord, Stage
+from rooftune.tuner.control.outcome import CycleRecord, RecordParts, Stage
 
 AfterStage = Callable[[Stage], None]
 
@@ -34,7 +34,7 @@ class Draft:
     started_at_s: float = 0.0
     numbered: bool = False
     took_s: dict[Stage, float] = field(default_factory=dict)
-    parts: dict[str, Any] = field(default_factory=dict)
+    parts: RecordParts = field(default_factory=RecordParts)
     details: list[str] = field(default_factory=list)
 
     @contextmanager
@@ -47,14 +47,15 @@ class Draft:
             self.took_s[stage] = self.took_s.get(stage, 0.0) + max(0.0, self.clock.now_s() - began_s)
         self.after_stage(stage)
 
-    def put(self, **parts: Any) -> None:
+    def put(self, **parts: Unpack[RecordParts]) -> None:
+        """Fills in fields of the record."""
         self.parts.update(parts)
 
     def note(self, *details: str) -> None:
         """Something that a person may want to read."""
         self.details.extend(text for text in details if text)
 
-    def record(self, end: Verdict) -> CycleRecord:
+    def record(self, end: Decision) -> CycleRecord:
         """The cycle as the store keeps it."""
         values = {
             "schema": "rooftune.cycle",
@@ -70,7 +71,7 @@ class Draft:
         try:
             return CycleRecord.model_validate(values | self.parts)
         except ValidationError as error:
-            # A part that no record can hold is left out and told of: what the cycle did is written down all the same.
+            # A part that no record can hold is left out, and the detail says so; the rest of the cycle is recorded.
             wrong = {str(entry["loc"][0]) for entry in error.errors()}
-            values["detail"] = one_line(f"{values['detail']}; left out, being nonsense: {', '.join(sorted(wrong))}")
+            values["detail"] = one_line(f"{values['detail']}; left out as invalid: {', '.join(sorted(wrong))}")
             return CycleRecord.model_validate(values | {k: v for k, v in self.parts.items() if k not in wrong})

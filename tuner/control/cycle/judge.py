@@ -3,21 +3,20 @@
 import math
 from dataclasses import replace
 
-from rooftune.policies.guard import Reason, Situation
+from rooftune.policies.guard import Decision, Reason, Situation, decide
 from rooftune.policies.request import Setting
-from rooftune.policies.verify import Verdict as Outcome
-from rooftune.policies.verify import crossed
+from rooftune.policies.verify import Verdict, crossed
 from rooftune.tuner.control.cycle.book import Book
-from rooftune.tuner.control.cycle.decide import Verdict, decide_cycle, kv_bound
 from rooftune.tuner.control.cycle.draft import Draft
 from rooftune.tuner.control.cycle.fit import Learner
 from rooftune.tuner.control.cycle.harm import measured_cost_slo_s, predicted_cost_slo_s
 from rooftune.tuner.control.cycle.observe import Holder
-from rooftune.tuner.control.cycle.propose import Found, Proposal
+from rooftune.tuner.control.cycle.propose import Found
 from rooftune.tuner.control.cycle.sight import Sighting
 from rooftune.tuner.control.cycle.verify import PACE_RATIO, Checked, Terms, check
 from rooftune.tuner.control.memory import Trial, knobs_of
 from rooftune.tuner.control.options import LoopOptions
+from rooftune.tuner.control.signals.codes import Signal
 
 # A trial that turns out bad is seen in one cycle and taken back in it; the next one makes sure.
 REVERT_CYCLES = 2.0
@@ -64,30 +63,20 @@ class Judge:
         at_risk_slo_s = predicted_cost_slo_s(math.nan, trial.twin_error, checked.elapsed_s)
         return max(self._book.memory.running_slo_s, at_risk_slo_s)
 
-    def decide(self, sight: Sighting, found: Found, draft: Draft) -> Verdict:
+    def decide(self, sight: Sighting, found: Found, draft: Draft) -> Decision:
         """What the guard says of this cycle."""
-        situation = self.situation(sight, found.proposal)
-        verdict = decide_cycle(
-            situation,
-            self._options.limits,
-            freeze=sight.freeze,
-            why_none=found.why,
-            foreign=sight.standing.foreign,
-            other=sight.standing.holder is Holder.OTHER,
-            hung_up=sight.checked is not None and sight.checked.hung_up,
-            nobody_ends=sight.checked is not None and sight.checked.stalled,
-        )
-        if verdict.setting is not None and verdict.reason in (Reason.SHADOW, Reason.SHADOW_TOO_SHORT):
-            draft.put(would_push=moved_knobs(sight.seen.setting, verdict.setting))
-        return verdict
+        decision = decide(self.situation(sight, found), self._options.limits)
+        if decision.setting is not None and decision.reason in (Reason.SHADOW, Reason.SHADOW_TOO_SHORT):
+            draft.put(would_push=moved_knobs(sight.seen.setting, decision.setting))
+        return decision
 
-    def situation(self, sight: Sighting, proposal: Proposal | None) -> Situation:
+    def situation(self, sight: Sighting, found: Found) -> Situation:
         """Everything that the guard looks at."""
-        seen, standing, options = sight.seen, sight.standing, self._options
+        seen, standing, options, proposal = sight.seen, sight.standing, self._options, found.proposal
         gain = proposal.gain if proposal is not None else math.nan
         error = proposal.error if proposal is not None else math.nan
         ours = standing.ours_in_force
-        bound = kv_bound(seen.signals)
+        bound = any(part.code == Signal.KV_BOUND.value for part in seen.signals)
         return Situation(
             live=options.live,
             envelope=seen.envelope,
@@ -114,9 +103,15 @@ class Judge:
             preempting=bound or seen.preempting,
             exploration_spent_slo_s=self._book.spent_slo_s(sight.day),
             exploration_cost_slo_s=predicted_cost_slo_s(_share(sight), error, self._trial_s(sight)),
+            unjudgeable=sight.freeze,
+            why_no_proposal=found.why,
+            held_by_other=standing.holder is Holder.OTHER,
+            foreign=standing.foreign,
+            hung_up=sight.checked is not None and sight.checked.hung_up,
+            none_finish=sight.checked is not None and sight.checked.stalled,
         )
 
-    def _outcome(self, sight: Sighting) -> Outcome | None:
+    def _outcome(self, sight: Sighting) -> Verdict | None:
         return (
             sight.checked.judgement.verdict if sight.checked is not None and sight.standing.trial is not None else None
         )

@@ -13,11 +13,10 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from rooftune.policies.errors import RooftuneError
-from rooftune.policies.guard import Action
+from rooftune.policies.guard import Action, Decision, Reason
 from rooftune.tuner.clock import Clock
 from rooftune.tuner.control.cycle.act import Actor
 from rooftune.tuner.control.cycle.book import Book
-from rooftune.tuner.control.cycle.decide import Verdict
 from rooftune.tuner.control.cycle.draft import AfterStage, Draft, nothing_after
 from rooftune.tuner.control.cycle.fit import Learner
 from rooftune.tuner.control.cycle.judge import Judge
@@ -26,7 +25,7 @@ from rooftune.tuner.control.cycle.ports import Searcher, Store
 from rooftune.tuner.control.cycle.push import fault_reason, one_line
 from rooftune.tuner.control.cycle.sight import Reader, Sight
 from rooftune.tuner.control.options import LoopOptions
-from rooftune.tuner.control.outcome import CycleReason, CycleRecord, Stage
+from rooftune.tuner.control.outcome import CycleRecord, Stage
 from rooftune.tuner.control.state.file import StoreError
 from rooftune.tuner.ports.base import Port, PortError
 
@@ -72,12 +71,12 @@ class Controller:
         except PortError as error:
             end = self._failed(draft, fault_reason(error), error)
         except StoreError as error:
-            end = self._failed(draft, CycleReason.STORE_FAILED, error)
+            end = self._failed(draft, Reason.STORE_FAILED, error)
         except (RooftuneError, ValidationError) as error:  # rows or a state without sense: nothing is made of them
-            end = self._failed(draft, CycleReason.GARBAGE, error)
+            end = self._failed(draft, Reason.GARBAGE, error)
         return self._end(draft, end)
 
-    def _run(self, draft: Draft) -> Verdict:
+    def _run(self, draft: Draft) -> Decision:
         with draft.stage(Stage.OBSERVE):
             sight = self._sight.look(draft)
         with draft.stage(Stage.VERIFY):
@@ -89,17 +88,17 @@ class Controller:
         with draft.stage(Stage.PROPOSE):
             found = self._planner.propose(sight, draft)
         with draft.stage(Stage.DECIDE):
-            verdict = self._judge.decide(sight, found, draft)
+            decision = self._judge.decide(sight, found, draft)
         with draft.stage(Stage.PUSH):
-            end = self._actor.act(sight, found, verdict, draft)
+            end = self._actor.act(sight, found, decision, draft)
             if end.action is Action.PUSH:
                 self._planner.acted()
             return end
 
-    def _failed(self, draft: Draft, reason: CycleReason, error: Exception) -> Verdict:
+    def _failed(self, draft: Draft, reason: Reason, error: Exception) -> Decision:
         """Nothing is made of such a cycle; what a person asked for is done all the same, if it can be."""
         draft.note(str(error))
-        return self._actor.revert_asked(draft) or Verdict(Action.HOLD, reason)
+        return self._actor.revert_asked(draft) or Decision(Action.HOLD, reason)
 
     def stop(self) -> str:
         """End of the controller's work: what is ours in force is taken back at once. Returns what was done."""
@@ -112,7 +111,7 @@ class Controller:
         draft.started_at_s = self._clock.wall_s()
         return draft
 
-    def _end(self, draft: Draft, end: Verdict) -> CycleRecord:
+    def _end(self, draft: Draft, end: Decision) -> CycleRecord:
         record = draft.record(end)
         try:
             self._book.save()

@@ -8,12 +8,11 @@ from rooftune.tuner.control.cycle.fit import Learner
 from rooftune.tuner.control.cycle.learned import still_told, without_effect
 from rooftune.tuner.control.cycle.observe import Holder
 from rooftune.tuner.control.cycle.ports import Searcher
-from rooftune.tuner.control.cycle.propose import Found, SearchDesk, Why, make_job, remembered, searched
+from rooftune.tuner.control.cycle.propose import Found, SearchDesk, make_job, remembered, searched
 from rooftune.tuner.control.cycle.push import one_line
 from rooftune.tuner.control.cycle.sight import Sighting
 from rooftune.tuner.control.memory import Bounds, Trust
 from rooftune.tuner.control.options import LoopOptions
-from rooftune.tuner.control.outcome import CycleReason
 from rooftune.tuner.control.signals.codes import Signal
 from rooftune.tuner.model.roofline import FitRefused
 
@@ -73,7 +72,7 @@ class Planner:
         """The proposal that stands, or why there is none; asks the child for the next one."""
         why = self._no_search(sight)
         if why is not None:
-            if why is CycleReason.TOO_LITTLE_DATA and not self._judgeable(sight):
+            if why is Reason.TOO_LITTLE_DATA and not self._judgeable(sight):
                 options = self._options
                 draft.note(
                     f"a window of {options.verify_s:g} s sees fewer than {options.min_requests} requests, so no push "
@@ -82,11 +81,11 @@ class Planner:
             return Found(None, why)
         if self._learner.model is None or self._learner.drift is not None:
             draft.note(self._refused)
-            return Found(None, CycleReason.FIT_REFUSED if self._refused else CycleReason.TOO_LITTLE_DATA)
+            return Found(None, Reason.FIT_REFUSED if self._refused else Reason.TOO_LITTLE_DATA)
         if self._desk.due(sight.seen, self._clock.now_s()):
             draft.note(self._ask(sight, draft.number))
         found = self._came or self._desk.current(sight.seen)
-        if found.proposal is None and found.why is CycleReason.SEARCHING:
+        if found.proposal is None and found.why is Reason.SEARCHING:
             known = remembered(sight.seen, self._book.memory.tried, self._bounds(sight)[0])
             if known is not None:
                 draft.note("this setting was found better under traffic like this before")
@@ -113,13 +112,13 @@ class Planner:
             said.append(f"the set budget is not in force, steps show {seen.ceiling_tokens} tokens")
         return "; ".join(text for text in said if text)
 
-    def _no_search(self, sight: Sighting) -> Why | None:
+    def _no_search(self, sight: Sighting) -> Reason | None:
         """Why no proposal is looked for in this cycle; None: one may be."""
         seen, standing = sight.seen, sight.standing
         if seen.reading.restarted:
             return Reason.ENGINE_RESTARTED
         if self._options.live and standing.holder is Holder.OTHER:
-            return CycleReason.HELD_BY_OTHER
+            return Reason.HELD_BY_OTHER
         if standing.trial is not None:
             return Reason.VERIFYING
         if sight.freeze is not None:
@@ -127,8 +126,8 @@ class Planner:
         if seen.hidden_pool_fills:
             return Reason.KV_BOUND
         if len(seen.demand) < self._options.search_requests or not self._judgeable(sight):
-            return CycleReason.TOO_LITTLE_DATA
-        return CycleReason.NO_TARGETS_MISSED if self._healthy(sight) else None
+            return Reason.TOO_LITTLE_DATA
+        return Reason.NO_TARGETS_MISSED if self._healthy(sight) else None
 
     def _judgeable(self, sight: Sighting) -> bool:
         """Whether the window after a push would see enough requests for a verdict; a proposal alone needs none."""

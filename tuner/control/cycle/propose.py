@@ -19,7 +19,7 @@ from rooftune.tuner.control.cycle.ports import Searcher
 from rooftune.tuner.control.cycle.push import one_line
 from rooftune.tuner.control.memory import Bounds, Traffic, Tried, Trust, alike, knobs_of, region, setting_of
 from rooftune.tuner.control.options import LoopOptions
-from rooftune.tuner.control.outcome import CycleReason, FitPart, ProposalPart, TwinPart
+from rooftune.tuner.control.outcome import FitPart, ProposalPart, TwinPart
 from rooftune.tuner.control.searcher.job import Answer, EngineFacts, Job, LiveTrial, OverrideRow, TargetRow, WorkerError
 from rooftune.tuner.control.searcher.window import window_part
 from rooftune.tuner.model.intervals import model_draws
@@ -29,8 +29,6 @@ MOST_REQUESTS = 4000
 # The engine does not tell its KV pool: the twin gets one that never fills, so that it invents no preemptions.
 UNKNOWN_KV_BLOCKS = 1 << 20
 DEFAULT_BLOCK_TOKENS = 16
-
-Why = CycleReason | Reason
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Found:
     """What this stage brought: a proposal, or why there is none. twin, part: of an answer that came now."""
 
     proposal: Proposal | None
-    why: Why
+    why: Reason
     twin: TwinPart | None = None
     part: ProposalPart | None = None
     detail: str = ""
@@ -243,7 +241,7 @@ class SearchDesk:
         self._asked_bounds: Bounds = {}
         self._discard = False
         self.standing: Proposal | None = None
-        self._why: Why = CycleReason.SEARCHING
+        self._why: Reason = Reason.SEARCHING
 
     def forget(self) -> None:
         """The engine was started anew, or the setting moved: what was asked is about something else."""
@@ -257,7 +255,7 @@ class SearchDesk:
         try:
             answer = self._searcher.answer()
         except WorkerError as error:
-            self.standing, self._why = None, CycleReason.WORKER_FAILED
+            self.standing, self._why = None, Reason.WORKER_FAILED
             return Found(None, self._why, detail=one_line(f"{error.fault.value}: {error}"))
         if answer is None:
             return None
@@ -271,20 +269,20 @@ class SearchDesk:
         try:
             found = proposal_of(answer, seen.setting, self._asked_traffic, self._told_base)
         except InputError as error:
-            self._why = CycleReason.WORKER_FAILED
+            self._why = Reason.WORKER_FAILED
             return Found(None, self._why, answer.twin, None, one_line(str(error)))
         if answer.proposal is None:
             self._why = Reason.TWIN_NOT_TRUSTED
         elif found is None:
-            self._why = CycleReason.NULL_RESULT
+            self._why = Reason.NULL_RESULT
         elif wrong := outside(found.setting, seen.setting, self._asked_bounds):
-            self._why = CycleReason.WORKER_FAILED
+            self._why = Reason.WORKER_FAILED
             detail = f"the child proposes {', '.join(wrong)} outside of what it was asked; dropped"
         elif refuted(found.setting, tried, self._asked_traffic):
-            self._why = CycleReason.NULL_RESULT
+            self._why = Reason.NULL_RESULT
             detail = "the proposal was tried live under traffic like this and was not better"
         elif _differ(found.traffic, seen.traffic):
-            self._why = CycleReason.SEARCHING
+            self._why = Reason.SEARCHING
             detail = "the traffic has shifted while this was searched; dropped"
         else:
             self.standing = found
@@ -295,7 +293,7 @@ class SearchDesk:
         standing = self.standing
         if standing is not None and (standing.base != seen.setting or _differ(standing.traffic, seen.traffic)):
             standing = self.standing = None
-            self._why = CycleReason.SEARCHING
+            self._why = Reason.SEARCHING
         return Found(standing, self._why)
 
     def due(self, seen: Seen, now_s: float) -> bool:
@@ -315,10 +313,10 @@ class SearchDesk:
         try:
             self._searcher.ask(job)
         except WorkerError as error:
-            self._why = CycleReason.WORKER_FAILED
+            self._why = Reason.WORKER_FAILED
             return one_line(f"{error.fault.value}: {error}")
         if self.standing is None:
-            self._why = CycleReason.SEARCHING
+            self._why = Reason.SEARCHING
         return ""
 
     @property

@@ -9,29 +9,28 @@ from rooftune.policies.errors import InputError
 from rooftune.policies.guard import Reason, changes
 from rooftune.policies.request import FCFS, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
 from rooftune.policies.step_time import StepModel
-from rooftune.tuner.control.outcome import CycleReason
 from rooftune.tuner.ports.base import Port, PortError, PortFault
 from rooftune.tuner.record import first_problem
 
-FAULTS: dict[PortFault, CycleReason] = {
-    PortFault.UNAUTHORIZED: CycleReason.UNAUTHORIZED,
-    PortFault.READ_ONLY: CycleReason.REFUSED,
-    PortFault.NO_PROTOCOL: CycleReason.NO_PROTOCOL,
-    PortFault.PROTOCOL_MISMATCH: CycleReason.NO_PROTOCOL,
-    PortFault.GARBAGE: CycleReason.GARBAGE,
+FAULTS: dict[PortFault, Reason] = {
+    PortFault.UNAUTHORIZED: Reason.UNAUTHORIZED,
+    PortFault.READ_ONLY: Reason.REFUSED,
+    PortFault.NO_PROTOCOL: Reason.NO_PROTOCOL,
+    PortFault.PROTOCOL_MISMATCH: Reason.NO_PROTOCOL,
+    PortFault.GARBAGE: Reason.GARBAGE,
 }
-REFUSALS: dict[str, CycleReason | Reason] = {
-    "conflict_revision": CycleReason.CONFLICT,
-    "held_by_other": CycleReason.HELD_BY_OTHER,
+REFUSALS: dict[str, Reason] = {
+    "conflict_revision": Reason.CONFLICT,
+    "held_by_other": Reason.HELD_BY_OTHER,
     "blocked_by_revert": Reason.BLOCKED_AFTER_REVERT,
 }
 _BUDGET_KNOBS = ("budget_policy", "budget_target_s", "budget_floor_tokens", "pressure_tokens", "pressure_prefills")
 _ORDER_KNOBS = ("order_policy", "aging_s", "ttft_target_s", "prefill_s_per_token")
 
 
-def fault_reason(error: PortError) -> CycleReason:
+def fault_reason(error: PortError) -> Reason:
     """What a failed request means for the cycle: any fault without a name of its own is "unreachable"."""
-    return FAULTS.get(error.fault, CycleReason.UNREACHABLE)
+    return FAULTS.get(error.fault, Reason.UNREACHABLE)
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Sent:
     """What became of a request. revision: in force afterwards; reason None: it was done; detail: for people."""
 
     revision: int | None
-    reason: CycleReason | Reason | None
+    reason: Reason | None
     detail: str = ""
 
     @property
@@ -126,7 +125,7 @@ def send(port: Port, request: wire.PushRequest | wire.RevertRequest | wire.Resum
         return Sent(None, fault_reason(error), one_line(str(error)))
     if isinstance(answer, wire.Refusal):
         said = "; ".join([answer.message, *(f"{b.knob} {b.value} ({b.broken})" for b in answer.breaches)])
-        return Sent(answer.revision, REFUSALS.get(answer.code, CycleReason.REFUSED), one_line(said))
+        return Sent(answer.revision, REFUSALS.get(answer.code, Reason.REFUSED), one_line(said))
     return Sent(answer.revision, None)
 
 

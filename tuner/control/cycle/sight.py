@@ -9,10 +9,10 @@ import numpy as np
 
 from rooftune.policies import wire
 from rooftune.policies.errors import InputError
+from rooftune.policies.guard import Reason
 from rooftune.tuner.clock import Clock
 from rooftune.tuner.control import options as schedule
 from rooftune.tuner.control.cycle.book import Book
-from rooftune.tuner.control.cycle.decide import freeze_of
 from rooftune.tuner.control.cycle.draft import Draft
 from rooftune.tuner.control.cycle.fit import Learner
 from rooftune.tuner.control.cycle.matched import figures, judgeable
@@ -21,8 +21,8 @@ from rooftune.tuner.control.cycle.ports import Store
 from rooftune.tuner.control.cycle.verify import MOST_BEFORE, Checked
 from rooftune.tuner.control.memory import knobs_of
 from rooftune.tuner.control.options import LoopOptions
-from rooftune.tuner.control.outcome import CycleReason, Figures
-from rooftune.tuner.control.signals.find import find_signals
+from rooftune.tuner.control.outcome import Figures
+from rooftune.tuner.control.signals.find import find_signals, freeze_of
 from rooftune.tuner.control.state import operator as wishes
 from rooftune.tuner.observe.protocol import Reading
 from rooftune.tuner.observe.rows import StepRows
@@ -54,7 +54,7 @@ class Sighting:
     revert: wishes.Wish | None
     resume: wishes.Wish | None
     deploying: bool
-    freeze: CycleReason | None
+    freeze: Reason | None
     since_push_s: float
     day: str
     minute_of_week: int
@@ -218,15 +218,15 @@ class Sight:
             verify_s=options.verify_s,
         )
 
-    def _freeze(self, seen: Seen, idle: bool) -> CycleReason | None:
+    def _freeze(self, seen: Seen, idle: bool) -> Reason | None:
         """Why nothing can be judged. An alarm stands for a whole window: the rows that raised it come and go by chance,
         and what it tells of does not mend itself within one."""
         found = freeze_of(seen.signals, seen.abort_storm, idle)
-        if found is CycleReason.FROZEN_BY_SIGNAL:
+        if found is Reason.FROZEN_BY_SIGNAL:
             self._alarm = (seen.state.boot_id, seen.now_s + self._options.window_s)
         boot_id, until_s = self._alarm
         alarmed = boot_id == seen.state.boot_id and seen.now_s < until_s
-        return CycleReason.FROZEN_BY_SIGNAL if found is None and alarmed else found
+        return Reason.FROZEN_BY_SIGNAL if found is None and alarmed else found
 
     def _since_push(self, reading: Reading) -> float:
         moved = self._book.memory.moved

@@ -3,7 +3,6 @@
 from rooftune.policies.guard import Action, Reason
 from rooftune.policies.request import Setting
 from rooftune.tuner.control.outcome import (
-    CycleReason,
     CycleRecord,
     Figures,
     FitPart,
@@ -13,10 +12,8 @@ from rooftune.tuner.control.outcome import (
     VerifyPart,
 )
 
-Why = Reason | CycleReason
-
 # What the guard (or the cycle before it) said: completes "held: ..." or "reverted: ...".
-MEANING: dict[Why, str] = {
+MEANING: dict[Reason, str] = {
     Reason.METRICS_STALE: "the newest step is too old to judge anything by",
     Reason.ENGINE_RESTARTED: "the engine was started anew and is at its boot setting, so what was learnt counts anew",
     Reason.OPERATOR_THRESHOLD: "a rollback threshold of the operator was crossed, which counts before any statistics",
@@ -43,31 +40,31 @@ MEANING: dict[Why, str] = {
     Reason.SHADOW: "shadow mode pushes nothing; live mode would have pushed",
     Reason.STEP_LIMITED: "the way to the proposal is longer than one push may go, so it went a part of it",
     Reason.OK: "nothing spoke against it",
-    CycleReason.UNREACHABLE: "the engine did not answer",
-    CycleReason.UNAUTHORIZED: "the engine refused the tuning token",
-    CycleReason.NO_PROTOCOL: "there is no tuning protocol of this version at the engine's address",
-    CycleReason.GARBAGE: "the engine's answer made no sense",
-    CycleReason.NO_SIGNAL: "steps ran, but no request ended, so there was nothing to judge",
-    CycleReason.IDLE: "nothing ran",
-    CycleReason.STALLED: "requests were there, but none got on",
-    CycleReason.TOO_LITTLE_DATA: "too few requests have ended for a judgement",
-    CycleReason.SEARCHING: "the search was still running in its own process",
-    CycleReason.FIT_REFUSED: "the steps do not hold a step model",
-    CycleReason.WORKER_FAILED: "the process that searches failed",
-    CycleReason.HELD_BY_OTHER: "another controller holds the lease of this engine",
-    CycleReason.CONFLICT: "another revision was in force when the push arrived",
-    CycleReason.REFUSED: "the engine refused the push",
-    CycleReason.STORE_FAILED: "the state could not be written down, so nothing was pushed",
-    CycleReason.NULL_RESULT: "the setting in force is within noise of the best",
-    CycleReason.NO_TARGETS_MISSED: "everybody is served within the targets already",
-    CycleReason.FROZEN_BY_SIGNAL: "a signal says that no setting can be judged now",
-    CycleReason.ABORT_STORM: "so many requests hung up that the window says nothing of the setting",
-    CycleReason.FOUND_FOREIGN: "the lease of this controller held a setting that it does not remember",
+    Reason.UNREACHABLE: "the engine did not answer",
+    Reason.UNAUTHORIZED: "the engine refused the tuning token",
+    Reason.NO_PROTOCOL: "there is no tuning protocol of this version at the engine's address",
+    Reason.GARBAGE: "the engine's answer made no sense",
+    Reason.NO_SIGNAL: "steps ran, but no request ended, so there was nothing to judge",
+    Reason.IDLE: "nothing ran",
+    Reason.STALLED: "requests were there, but none got on",
+    Reason.TOO_LITTLE_DATA: "too few requests have ended for a judgement",
+    Reason.SEARCHING: "the search was still running in its own process",
+    Reason.FIT_REFUSED: "the steps do not hold a step model",
+    Reason.WORKER_FAILED: "the process that searches failed",
+    Reason.HELD_BY_OTHER: "another controller holds the lease of this engine",
+    Reason.CONFLICT: "another revision was in force when the push arrived",
+    Reason.REFUSED: "the engine refused the push",
+    Reason.STORE_FAILED: "the state could not be written down, so nothing was pushed",
+    Reason.NULL_RESULT: "the setting in force is within noise of the best",
+    Reason.NO_TARGETS_MISSED: "everybody is served within the targets already",
+    Reason.FROZEN_BY_SIGNAL: "a signal says that no setting can be judged now",
+    Reason.ABORT_STORM: "so many requests hung up that the window says nothing of the setting",
+    Reason.FOUND_FOREIGN: "the lease of this controller held a setting that it does not remember",
 }
 
 _WAITS = "it looks again in the next cycle"
 _LEASE = "without an answer the lease ends and the engine goes back to its boot setting by itself"
-NEXT: dict[Why, str] = {
+NEXT: dict[Reason, str] = {
     Reason.METRICS_STALE: "it waits for new steps; " + _LEASE,
     Reason.ENGINE_RESTARTED: "it watches the engine anew and searches once there is enough traffic",
     Reason.OPERATOR_THRESHOLD: "it pushes nothing while the threshold is crossed",
@@ -94,32 +91,32 @@ NEXT: dict[Why, str] = {
     Reason.SHADOW: "run it with --mode live to let it push",
     Reason.STEP_LIMITED: "it judges this push first and goes on from there",
     Reason.OK: "it compares the time after the push with the time before and keeps it or goes back",
-    CycleReason.UNREACHABLE: "it tries again in the next cycle; " + _LEASE,
-    CycleReason.UNAUTHORIZED: "correct the token in engine.token_file; it is read anew for each request",
-    CycleReason.NO_PROTOCOL: "correct engine.url, or start the engine with its tuning routes",
-    CycleReason.GARBAGE: "it tries again in the next cycle; " + _LEASE,
-    CycleReason.NO_SIGNAL: _WAITS,
-    CycleReason.IDLE: "it waits for traffic",
-    CycleReason.STALLED: "it tunes nothing while that lasts; look at the engine",
-    CycleReason.TOO_LITTLE_DATA: "it waits until more requests have ended",
-    CycleReason.SEARCHING: "it takes up the answer in one of the next cycles",
-    CycleReason.FIT_REFUSED: "it fits again on newer steps",
-    CycleReason.WORKER_FAILED: "it starts another search process",
-    CycleReason.HELD_BY_OTHER: "it watches only until that lease ends; end one of the two controllers",
-    CycleReason.CONFLICT: "it reads the state and decides anew",
-    CycleReason.REFUSED: "it reads the engine's bounds again; the detail says what was refused",
-    CycleReason.STORE_FAILED: "it tries again in the next cycle; free space or correct the state folder",
-    CycleReason.NULL_RESULT: "it leaves the setting alone and searches again when traffic shifts or the time comes",
-    CycleReason.NO_TARGETS_MISSED: "it leaves the setting alone as long as that holds",
-    CycleReason.FROZEN_BY_SIGNAL: "it pushes nothing while the signal is seen; the runbook has a section for each",
-    CycleReason.ABORT_STORM: "it judges the next window without them; look at what the clients do",
-    CycleReason.FOUND_FOREIGN: "it begins from the boot setting",
+    Reason.UNREACHABLE: "it tries again in the next cycle; " + _LEASE,
+    Reason.UNAUTHORIZED: "correct the token in engine.token_file; it is read anew for each request",
+    Reason.NO_PROTOCOL: "correct engine.url, or start the engine with its tuning routes",
+    Reason.GARBAGE: "it tries again in the next cycle; " + _LEASE,
+    Reason.NO_SIGNAL: _WAITS,
+    Reason.IDLE: "it waits for traffic",
+    Reason.STALLED: "it tunes nothing while that lasts; look at the engine",
+    Reason.TOO_LITTLE_DATA: "it waits until more requests have ended",
+    Reason.SEARCHING: "it takes up the answer in one of the next cycles",
+    Reason.FIT_REFUSED: "it fits again on newer steps",
+    Reason.WORKER_FAILED: "it starts another search process",
+    Reason.HELD_BY_OTHER: "it watches only until that lease ends; end one of the two controllers",
+    Reason.CONFLICT: "it reads the state and decides anew",
+    Reason.REFUSED: "it reads the engine's bounds again; the detail says what was refused",
+    Reason.STORE_FAILED: "it tries again in the next cycle; free space or correct the state folder",
+    Reason.NULL_RESULT: "it leaves the setting alone and searches again when traffic shifts or the time comes",
+    Reason.NO_TARGETS_MISSED: "it leaves the setting alone as long as that holds",
+    Reason.FROZEN_BY_SIGNAL: "it pushes nothing while the signal is seen; the runbook has a section for each",
+    Reason.ABORT_STORM: "it judges the next window without them; look at what the clients do",
+    Reason.FOUND_FOREIGN: "it begins from the boot setting",
 }
 
 # Reasons from before the guard could decide: the fourth line says so.
-BEFORE_GUARD = frozenset(CycleReason) - {
-    CycleReason.CONFLICT, CycleReason.REFUSED, CycleReason.STORE_FAILED, CycleReason.HELD_BY_OTHER,
-    CycleReason.FOUND_FOREIGN,
+BEFORE_GUARD = frozenset(Reason) - {
+    Reason.CONFLICT, Reason.REFUSED, Reason.STORE_FAILED, Reason.HELD_BY_OTHER,
+    Reason.FOUND_FOREIGN,
 }  # fmt: skip
 
 

@@ -7,19 +7,17 @@ what they are, and the least data below which it says nothing: what is missing i
 from collections.abc import Callable, Iterator
 
 from rooftune.policies import wire
+from rooftune.policies.guard import Reason
 from rooftune.policies.step_time import StepModel
 from rooftune.tuner.control.outcome import SignalPart
 from rooftune.tuner.control.signals import budget as signals_budget
 from rooftune.tuner.control.signals import gaps as signals_gaps
 from rooftune.tuner.control.signals import pressure as signals_pressure
 from rooftune.tuner.control.signals import requests as signals_requests
-from rooftune.tuner.control.signals.budget import observed_ceiling_tokens
 from rooftune.tuner.control.signals.codes import Signal
 from rooftune.tuner.control.signals.view import View
 from rooftune.tuner.model.drift import Drift
 from rooftune.tuner.observe.rows import RequestRows, StepRows
-
-__all__ = ["FREEZING", "RULES", "Signal", "find_signals", "observed_ceiling_tokens"]
 
 Rule = Callable[[View], Iterator[SignalPart]]
 
@@ -67,3 +65,17 @@ def find_signals(
     """
     view = View(steps, requests, state, model, drift, state.now_s if now_s is None else now_s)
     return tuple(part for rule in RULES for part in rule(view))
+
+
+def freeze_of(signals: tuple[SignalPart, ...], abort_storm: bool, idle: bool) -> Reason | None:
+    """Why no setting can be judged now; None: one can."""
+    codes = {Signal(part.code) for part in signals} & FREEZING
+    if codes & {Signal.HUNG, Signal.STALLED}:
+        return Reason.STALLED
+    if codes & {Signal.THROUGHPUT_NOT_RECOVERED, Signal.TWO_TPOT_LEVELS}:
+        return Reason.FROZEN_BY_SIGNAL
+    if abort_storm:
+        return Reason.ABORT_STORM
+    if Signal.NO_REQUEST_ENDED in codes:
+        return Reason.NO_SIGNAL
+    return Reason.IDLE if idle else None

@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import Literal, TextIO
 
 from rooftune.policies.guard import Action, Reason
-from rooftune.tuner.control.outcome import CycleReason, CycleRecord
+from rooftune.tuner.control.outcome import CycleRecord
 
 Value = str | int | float | bool | None
 LATEST_S = 9e10  # a wall clock that is off further names no date at all
@@ -22,15 +22,13 @@ class Level(IntEnum):
 
 
 # What a person has to mend before the controller can work at all.
-_ERRORS: frozenset[Reason | CycleReason] = frozenset(
-    {CycleReason.UNAUTHORIZED, CycleReason.NO_PROTOCOL, CycleReason.STORE_FAILED, CycleReason.STALLED}
-)
-_WARNINGS: frozenset[Reason | CycleReason] = frozenset(
+_ERRORS: frozenset[Reason] = frozenset({Reason.UNAUTHORIZED, Reason.NO_PROTOCOL, Reason.STORE_FAILED, Reason.STALLED})
+_WARNINGS: frozenset[Reason] = frozenset(
     {
-        CycleReason.UNREACHABLE, CycleReason.GARBAGE, CycleReason.WORKER_FAILED, CycleReason.HELD_BY_OTHER,
-        CycleReason.CONFLICT, CycleReason.REFUSED, Reason.METRICS_STALE, Reason.ENGINE_RESTARTED,
+        Reason.UNREACHABLE, Reason.GARBAGE, Reason.WORKER_FAILED, Reason.HELD_BY_OTHER,
+        Reason.CONFLICT, Reason.REFUSED, Reason.METRICS_STALE, Reason.ENGINE_RESTARTED,
         Reason.OPERATOR_THRESHOLD, Reason.ERRORS_RISING, Reason.VERDICT_WORSE, Reason.INCONCLUSIVE_TOO_LONG,
-        Reason.KV_BOUND, CycleReason.FROZEN_BY_SIGNAL, CycleReason.ABORT_STORM, CycleReason.FOUND_FOREIGN,
+        Reason.KV_BOUND, Reason.FROZEN_BY_SIGNAL, Reason.ABORT_STORM, Reason.FOUND_FOREIGN,
     }
 )  # fmt: skip
 

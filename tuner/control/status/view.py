@@ -4,14 +4,14 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 
-from rooftune.policies.guard import Action
+from rooftune.policies.guard import Action, Reason
 from rooftune.tuner.clock import Clock
-from rooftune.tuner.control.outcome import CycleReason, CycleRecord, Stage
+from rooftune.tuner.control.outcome import CycleRecord, Stage
 
 BLIND = frozenset(
     {
-        CycleReason.UNREACHABLE, CycleReason.UNAUTHORIZED, CycleReason.NO_PROTOCOL, CycleReason.GARBAGE,
-        CycleReason.STORE_FAILED,
+        Reason.UNREACHABLE, Reason.UNAUTHORIZED, Reason.NO_PROTOCOL, Reason.GARBAGE,
+        Reason.STORE_FAILED,
     }
 )  # outcomes in which the engine was not read, or nothing could be done about what was  # fmt: skip
 HEALTHY_CYCLES, HEALTHY_MORE_S = 4.0, 60.0
