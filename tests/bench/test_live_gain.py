@@ -8,7 +8,7 @@ import pytest
 from rooftune.policies.errors import RefusedError
 from rooftune.policies.guard import Action, Reason
 from rooftune.tuner.bench.live_gain import rounds_with_trials
-from rooftune.tuner.bench.live_gain_plan import (
+from rooftune.tuner.bench.live_gain_rounds import (
     LONG_EVERY,
     Listed,
     Sizes,

@@ -12,7 +12,7 @@ from rooftune.policies import wire
 from rooftune.policies.errors import RefusedError
 from rooftune.tuner.bench import vllm_gain
 from rooftune.tuner.bench.live_gain import Swept
-from rooftune.tuner.bench.live_gain_plan import Listed, Round
+from rooftune.tuner.bench.live_gain_rounds import Listed, Round
 from rooftune.tuner.bench.vllm_bed import BOOT_TOKENS, DEFAULT
 from rooftune.tuner.bench.vllm_gain import (
     FULL,

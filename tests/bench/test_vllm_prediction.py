@@ -15,7 +15,7 @@ from rooftune.policies.errors import RefusedError
 from rooftune.policies.quantiles import weighted_quantile
 from rooftune.policies.request import Boot, FloatArray, Setting
 from rooftune.policies.step_time import StepModel
-from rooftune.tuner.bench.live_gain_plan import Sizes, listed
+from rooftune.tuner.bench.live_gain_rounds import Sizes, listed
 from rooftune.tuner.bench.vllm_prediction import FULL, SHORT, Size, engine_of, name_of
 from rooftune.tuner.bench.vllm_prediction_twin import (
     FIGURES,

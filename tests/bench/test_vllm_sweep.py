@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rooftune.policies.outcomes import Outcomes
-from rooftune.tuner.sim.calibrate import Verdict, calibrate
+from rooftune.tuner.sim.calibrate import Fidelity, calibrate
 from tests.bench.vllm_sweep import FITTED_RUN, bench, learn, replays, speed_of
 from tests.bench.vllm_sweep_data import Case, cases, outcomes_of, steps_of
 from tests.bench.vllm_sweep_judge import LATENCIES, SHARES, Judged, figures_of, judge, ranking
@@ -82,9 +82,9 @@ def test_the_judge_tells_runs_that_may_be_acted_on_from_one_that_may_not(shared_
     """Another run of the fitted setting is good; a run 8 % faster than the prices say, 97 % busy, is not."""
     twin = learn(FITTED_RUN, 2)
     same, faster = Case("b", 512, 0), Case("a", 64, 0)
-    assert calibrate(replays(twin, same), outcomes_of("b_512_t0_r2")).verdict is Verdict.GOOD
+    assert calibrate(replays(twin, same), outcomes_of("b_512_t0_r2")).verdict is Fidelity.GOOD
     assert speed_of(twin, steps_of("a_64_t0_r1")) < 0.94
-    assert calibrate(replays(twin, faster), outcomes_of("a_64_t0_r1")).verdict is Verdict.NOT_GOOD
+    assert calibrate(replays(twin, faster), outcomes_of("a_64_t0_r1")).verdict is Fidelity.NOT_GOOD
 
 
 @pytest.mark.slow

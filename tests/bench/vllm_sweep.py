@@ -21,7 +21,7 @@ from rooftune.tuner.model.fit import fit_steps, seen_before
 from rooftune.tuner.model.reservoir import Reservoir
 from rooftune.tuner.model.roofline import predict as predict_steps
 from rooftune.tuner.model.samples import StepSamples, join
-from rooftune.tuner.sim.calibrate import Verdict, calibrate
+from rooftune.tuner.sim.calibrate import Fidelity, calibrate
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.noise import QUIET, StepNoise, noise_from_steps
 from tests.bench.step_table import fit_table
@@ -101,7 +101,7 @@ def bench(short: bool) -> Iterator[Figure]:
         for expected in [replays(twin, case)]
         for run in names
     ]
-    yield Figure("runs_calibrated_good", verdicts.count(Verdict.GOOD), f"of {len(verdicts)} runs")
+    yield Figure("runs_calibrated_good", verdicts.count(Fidelity.GOOD), f"of {len(verdicts)} runs")
     yield Figure("step_mape_a_from_b", _mape_a_from_b(runs), "fraction", baseline=MAPE_AIM)
     speeds = {case: [speed_of(twin, steps_of(run)) for run in names] for case, names in others.items()}
     yield Figure("least_speed_factor", min(min(each) for each in speeds.values()), "of the fitted run's")

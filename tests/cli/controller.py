@@ -11,8 +11,10 @@ from rooftune.tuner.clock import ManualClock
 from rooftune.tuner.control.state.store import StateFile
 from tests.control.cycle_records import START_S, figures, hold, push, verify
 
-NAMES = ("run", "status", "history", "explain", "pause", "resume", "revert")
-POINTS = {name: EntryPoint(name, f"rooftune.tuner.cli.controller.{name}:COMMAND", COMMAND_GROUP) for name in NAMES}
+ROOM = "rooftune.tuner.cli.controller"
+PLACES = {name: f"{name}:COMMAND" for name in ("run", "status", "history", "explain")}
+PLACES |= {name: f"operator:{name.upper()}" for name in ("pause", "resume", "revert")}
+POINTS = {name: EntryPoint(name, f"{ROOM}.{place}", COMMAND_GROUP) for name, place in PLACES.items()}
 
 
 def rooftune(*words: object) -> int:

@@ -19,7 +19,7 @@ from rooftune.policies.guard import GuardLimits
 from rooftune.policies.quantiles import quantile
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo, Target
-from rooftune.tuner.bench.live_gain_plan import Listed, Sizes, at_once, best_of, listed, ratio_interval
+from rooftune.tuner.bench.live_gain_rounds import Listed, Sizes, at_once, best_of, listed, ratio_interval
 from rooftune.tuner.control.outcome import CycleRecord
 from rooftune.tuner.control.searcher.run import run_job
 from rooftune.tuner.observe.rows import FINISHED, BoolArray, FloatArray, RequestRows

@@ -23,7 +23,7 @@ from rooftune.policies.slo import Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS
 from rooftune.tuner.search import arena
 from rooftune.tuner.search import study as study_module
-from rooftune.tuner.search.evaluation import Evaluation, Role, Verdict
+from rooftune.tuner.search.evaluation import Advice, Evaluation, Role
 from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.search.space import EVERYTHING, SearchSpace, search_space
 from rooftune.tuner.search.study import SettingStudy
@@ -100,7 +100,7 @@ def test_48_when_no_trial_completes_the_setting_in_force_is_kept(
     path = tmp_path / "trials.db"
     assert rooftune(*command(mix, "--storage", f"sqlite:///{path}", "--current-budget", "1024")) == 0
     record = json.loads(capsys.readouterr().out)
-    assert record["verdict"] == Verdict.KEEP
+    assert record["verdict"] == Advice.KEEP
     assert record["best"]["setting"] == record["current"]["setting"]
     assert record["best"]["setting"]["step_tokens"] == 1024
     assert states(path) == [Counter(FAIL=8)]
@@ -111,7 +111,7 @@ def test_49_when_nothing_is_feasible_the_nearest_setting_is_named_and_flagged(
 ) -> None:
     assert rooftune(*command(mix, "--ttft-p99", "2s", "--gap-p99", "9ms")) == 1
     record = json.loads(capsys.readouterr().out)
-    assert record["verdict"] == Verdict.INFEASIBLE
+    assert record["verdict"] == Advice.INFEASIBLE
     tried = [e for e in record["trials"] if e["whole_traffic"]]
     assert tried and not any(e["feasible"] for e in tried)
     assert record["best"]["attainment"] >= max(e["attainment"] for e in tried) - 0.002

@@ -6,7 +6,7 @@ from rooftune.policies.errors import InputError
 from rooftune.policies.request import DEADLINE, FCFS, Boot, Setting
 from rooftune.policies.slo import Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS
-from rooftune.tuner.search.evaluation import Verdict
+from rooftune.tuner.search.evaluation import Advice
 from rooftune.tuner.search.lessons import LiveResult
 from rooftune.tuner.search.live import LEAST_TRIALS, RANDOM_SHARE, research
 from rooftune.tuner.search.live_values import LiveProposal, Question
@@ -37,7 +37,7 @@ def wide() -> LiveProposal:
 
 
 def test_it_finds_what_is_far_better_and_every_figure_is_the_twins(wide: LiveProposal) -> None:
-    assert wide.verdict is Verdict.CHANGE and wide.gain > 0.5 > wide.noise
+    assert wide.verdict is Advice.CHANGE and wide.gain > 0.5 > wide.noise
     again, result = evaluate(TRAFFIC, ENGINE, wide.best.setting, MODEL, SLO, wide.best.role)
     assert wide.twin_best == again.attainment == wide.best.attainment
     assert wide.best_result.steps == result.steps and wide.now.setting == BASE
@@ -80,7 +80,7 @@ def test_nothing_is_tried_outside_the_bounds(bounds: dict[str, tuple[float, floa
 
 def test_nothing_to_move_is_answered_without_a_search() -> None:
     found = find(bounds={})
-    assert found.verdict is Verdict.INFEASIBLE and found.best == found.now and found.trials == found.random_trials == 0
+    assert found.verdict is Advice.INFEASIBLE and found.best == found.now and found.trials == found.random_trials == 0
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from rooftune.policies.request import (
 )
 from rooftune.policies.slo import PROFILES, Slo, Target, good
 from rooftune.policies.step_time import NAMED_MODELS
-from rooftune.tuner.search.evaluation import Recommendation, Role, Verdict
+from rooftune.tuner.search.evaluation import Advice, Recommendation, Role
 from rooftune.tuner.search.recommend import recommend
 from rooftune.tuner.search.space import EVERYTHING
 from rooftune.tuner.sim.engine import Engine
@@ -48,7 +48,7 @@ def chat() -> Recommendation:
 
 
 def test_chat_at_30_ms_changes_the_default_and_every_figure_is_the_twins(chat: Recommendation) -> None:
-    assert chat.verdict is Verdict.CHANGE
+    assert chat.verdict is Advice.CHANGE
     assert chat.best.feasible and not chat.current.feasible
     assert chat.best.setting.step_tokens < 1024
     result = simulate(CHAT, ENGINE, chat.best.setting, MODEL, gap_bounds_s=[0.03])
@@ -82,13 +82,13 @@ def test_the_same_arguments_give_the_same_recommendation(chat: Recommendation) -
 
 def test_a_good_setting_in_force_is_kept(chat: Recommendation) -> None:
     kept = run(CHAT, slo(2.0, 0.03), current=chat.best.setting)
-    assert kept.verdict is Verdict.KEEP
+    assert kept.verdict is Advice.KEEP
     assert kept.best.setting == chat.best.setting == kept.current.setting
 
 
 def test_targets_far_apart_from_what_the_card_can_do_are_infeasible_and_the_binding_one_is_named() -> None:
     found = run(CHAT, slo(2.0, 0.009))
-    assert found.verdict is Verdict.INFEASIBLE
+    assert found.verdict is Advice.INFEASIBLE
     assert found.binding_target is not None and found.binding_target.target.metric == "gap"
     assert found.binding_target.margin > 0 and not found.best.feasible
 
@@ -110,7 +110,7 @@ def test_batch_takes_the_smallest_budget_within_one_percent_of_the_best_throughp
         np.zeros(200, dtype=np.int64),
     )
     found = run(rush, PROFILES["batch"], current=Setting(128, max_running=128))
-    assert found.verdict is Verdict.CHANGE
+    assert found.verdict is Advice.CHANGE
     top = max(e.tokens_per_s for e in found.evaluations if e.role is not Role.RANDOM)
     assert found.best.tokens_per_s >= 0.99 * top
     smaller = [
@@ -118,7 +118,7 @@ def test_batch_takes_the_smallest_budget_within_one_percent_of_the_best_throughp
     ]
     assert all(e.tokens_per_s < 0.99 * top for e in smaller)
     # A setting in force that is within 1 % itself has nothing to gain: a smaller budget is no reason to touch it.
-    assert run(rush, PROFILES["batch"]).verdict is Verdict.KEEP
+    assert run(rush, PROFILES["batch"]).verdict is Advice.KEEP
 
 
 def test_a_budget_below_the_sequence_cap_is_refused_before_anything_runs() -> None:
@@ -187,5 +187,5 @@ def test_where_nothing_is_gained_the_nearest_setting_is_the_one_in_force() -> No
     giant = np.array([700_000, *([300] * 49)], dtype=np.int64)
     traffic = Traffic(np.arange(50.0), giant, np.full(50, 20), np.zeros(50, np.int64), np.zeros(50, np.int64))
     found = run(traffic, slo(2.0, 0.03), trials=6)  # one request never fits the pool: no setting helps it
-    assert found.verdict is Verdict.INFEASIBLE and found.current.attainment == 0.98
+    assert found.verdict is Advice.INFEASIBLE and found.current.attainment == 0.98
     assert found.best.setting == CURRENT

@@ -10,7 +10,7 @@ from rooftune.policies.outcomes import Outcomes
 from rooftune.policies.request import Boot, Setting
 from rooftune.policies.step_time import NAMED_MODELS, StepCost, StepModel, step_cost
 from rooftune.tuner.bench.outside import Outside, RequestStamps, StepStamps, learn_outside, predict, with_host_time
-from rooftune.tuner.sim.calibrate import Calibration, Observed, Quality, Verdict, calibrate
+from rooftune.tuner.sim.calibrate import Calibration, Fidelity, Observed, Quality, calibrate
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.noise import StepNoise
 from rooftune.tuner.traffic.generate import Poisson, generate, named_mix
@@ -32,7 +32,7 @@ def outcomes(of: Traffic, factor: float = 1.0, outside: Outside | None = None) -
     return predict(of, ENGINE, SETTING, MODEL, outside or Outside(), noise)
 
 
-def row(found: Calibration, metric: Observed, quantile: float) -> tuple[float, Verdict]:
+def row(found: Calibration, metric: Observed, quantile: float) -> tuple[float, Fidelity]:
     (match,) = (each for each in found.rows if each.metric is metric and each.quantile == quantile)
     return match.error, match.verdict
 
@@ -40,7 +40,7 @@ def row(found: Calibration, metric: Observed, quantile: float) -> tuple[float, V
 def test_a_good_twin_may_act() -> None:
     window = traffic(400.0)
     found = calibrate([outcomes(window)], outcomes(window, 1.05))
-    assert found.verdict is Verdict.GOOD and found.may_act and found.requests == len(window)
+    assert found.verdict is Fidelity.GOOD and found.may_act and found.requests == len(window)
     assert 0.0 < found.worst_error < 0.25
     # A clock that runs 5 % slow: decode gaps are 5 % too short.
     assert row(found, Observed.GAP, 0.5)[0] == pytest.approx(1.0 / 1.05 - 1.0, abs=0.01)
@@ -49,9 +49,9 @@ def test_a_good_twin_may_act() -> None:
 def test_a_wrong_twin_may_not_act() -> None:
     window = traffic(400.0)
     found = calibrate([outcomes(window)], outcomes(window, 1.6))
-    assert found.verdict is Verdict.NOT_GOOD and not found.may_act
+    assert found.verdict is Fidelity.NOT_GOOD and not found.may_act
     error, verdict = row(found, Observed.TPOT, 0.5)
-    assert verdict is Verdict.NOT_GOOD and error < -0.35
+    assert verdict is Fidelity.NOT_GOOD and error < -0.35
 
 
 def test_one_wrong_quantile_is_enough() -> None:
@@ -59,20 +59,20 @@ def test_one_wrong_quantile_is_enough() -> None:
     observed = outcomes(window)
     stalled = np.where(np.arange(len(window)) % 10 == 0, 5.0, observed.longest_gap_s)
     found = calibrate([outcomes(window)], replace(observed, longest_gap_s=stalled))
-    wrong = [(each.metric, each.quantile) for each in found.rows if each.verdict is Verdict.NOT_GOOD]
+    wrong = [(each.metric, each.quantile) for each in found.rows if each.verdict is Fidelity.NOT_GOOD]
     assert (Observed.LONGEST_GAP, 0.95) in wrong and all(metric is Observed.LONGEST_GAP for metric, _ in wrong)
-    assert found.verdict is Verdict.NOT_GOOD
+    assert found.verdict is Fidelity.NOT_GOOD
 
 
 def test_a_small_window_is_too_few_and_not_wrong() -> None:
     small = traffic(5.0)
     assert len(small) < 30
     found = calibrate([outcomes(small)], outcomes(small, 3.0))
-    assert found.verdict is Verdict.TOO_FEW and not found.may_act and np.isnan(found.worst_error)
+    assert found.verdict is Fidelity.TOO_FEW and not found.may_act and np.isnan(found.worst_error)
     medium = traffic(60.0)
     found = calibrate([outcomes(medium)], outcomes(medium))
-    assert row(found, Observed.TTFT, 0.99)[1] is Verdict.TOO_FEW
-    assert row(found, Observed.TTFT, 0.95)[1] is Verdict.GOOD and found.verdict is Verdict.GOOD
+    assert row(found, Observed.TTFT, 0.99)[1] is Fidelity.TOO_FEW
+    assert row(found, Observed.TTFT, 0.95)[1] is Fidelity.GOOD and found.verdict is Fidelity.GOOD
 
 
 def scattered(factor: float) -> Outcomes:
@@ -98,8 +98,8 @@ def test_an_error_that_chance_explains_is_too_few_and_not_wrong() -> None:
     found = calibrate([scattered(1.4)], scattered(1.0))
     for metric in Observed:
         error, verdict = row(found, metric, 0.5)
-        assert error == pytest.approx(0.4) and verdict is Verdict.TOO_FEW, metric
-    assert row(calibrate([scattered(4.0)], scattered(1.0)), Observed.GAP, 0.5)[1] is Verdict.NOT_GOOD
+        assert error == pytest.approx(0.4) and verdict is Fidelity.TOO_FEW, metric
+    assert row(calibrate([scattered(4.0)], scattered(1.0)), Observed.GAP, 0.5)[1] is Fidelity.NOT_GOOD
 
 
 def test_missing_is_not_zero() -> None:
@@ -107,30 +107,30 @@ def test_missing_is_not_zero() -> None:
     nothing = np.zeros(0)
     observed = replace(outcomes(window), gap_values_s=nothing, gap_weights=nothing)
     found = calibrate([outcomes(window)], observed)
-    assert found.verdict is Verdict.TOO_FEW
+    assert found.verdict is Fidelity.TOO_FEW
     none_finished = replace(outcomes(window), finish_s=np.full(len(window), np.nan))
-    assert calibrate([outcomes(window)], none_finished).verdict is Verdict.TOO_FEW
+    assert calibrate([outcomes(window)], none_finished).verdict is Fidelity.TOO_FEW
 
 
 def test_requests_of_one_token_have_only_a_first_token_to_prove() -> None:
     window = traffic(400.0)
     single = replace(window, output_tokens=np.ones(len(window), dtype=np.int64))
-    assert calibrate([outcomes(single)], outcomes(single)).verdict is Verdict.GOOD
+    assert calibrate([outcomes(single)], outcomes(single)).verdict is Fidelity.GOOD
 
 
 def test_a_request_that_the_twin_never_finishes_is_no_good_prediction() -> None:
     window = traffic(400.0)
     never = replace(outcomes(window), first_token_s=np.full(len(window), np.nan))
     found = calibrate([never], outcomes(window))
-    assert found.verdict is Verdict.NOT_GOOD and found.worst_error == np.inf
+    assert found.verdict is Fidelity.NOT_GOOD and found.worst_error == np.inf
 
 
 def test_differences_below_the_floor_never_count() -> None:
     window = traffic(400.0)
     lenient = Quality(bound=0.01, floor_s=10.0)
-    assert calibrate([outcomes(window)], outcomes(window, 1.6), lenient).verdict is Verdict.GOOD
+    assert calibrate([outcomes(window)], outcomes(window, 1.6), lenient).verdict is Fidelity.GOOD
     strict = Quality(bound=0.01, floor_s=0.0)
-    assert calibrate([outcomes(window)], outcomes(window, 1.6), strict).verdict is Verdict.NOT_GOOD
+    assert calibrate([outcomes(window)], outcomes(window, 1.6), strict).verdict is Fidelity.NOT_GOOD
 
 
 def test_only_the_same_requests_are_compared() -> None:

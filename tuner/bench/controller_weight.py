@@ -18,8 +18,7 @@ import yaml
 from rooftune.policies.commands import Figure
 from rooftune.policies.errors import UnreachableError
 from rooftune.tuner.bench.children import BYTES_PER_MB, Child, Children, children_of, cost_of, serve
-from rooftune.tuner.bench.live_gain_plan import Sizes, listed
-from rooftune.tuner.bench.live_gain_run import Bed
+from rooftune.tuner.bench.live_gain_rounds import Bed, Sizes, listed
 from rooftune.tuner.ports.http import HttpPort
 
 # What the project promises: megabytes and share of a core while idle.

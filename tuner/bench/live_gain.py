@@ -24,7 +24,8 @@ from rooftune.policies.errors import MissingDataError, RefusedError, Unreachable
 from rooftune.policies.quantiles import quantile
 from rooftune.policies.request import Setting
 from rooftune.tuner.bench.children import Child, Children, run_to_end, serve
-from rooftune.tuner.bench.live_gain_plan import (
+from rooftune.tuner.bench.live_gain_rounds import (
+    Bed,
     Listed,
     Sizes,
     at_once,
@@ -33,7 +34,6 @@ from rooftune.tuner.bench.live_gain_plan import (
     ratio_interval,
     trial_cost,
 )
-from rooftune.tuner.bench.live_gain_run import Bed
 from rooftune.tuner.control.outcome import CycleRecord
 from rooftune.tuner.control.state.store import StateFile
 from rooftune.tuner.observe.rows import BoolArray, FloatArray

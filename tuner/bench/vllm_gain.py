@@ -26,8 +26,16 @@ from rooftune.policies.quantiles import quantile
 from rooftune.policies.request import Setting
 from rooftune.tuner.bench.children import Child, Children, Talker
 from rooftune.tuner.bench.live_gain import Swept, rounds_with_trials
-from rooftune.tuner.bench.live_gain_plan import Round, Sizes, at_once, listed, ratio_interval, share_of_best, trial_cost
-from rooftune.tuner.bench.live_gain_run import Bed
+from rooftune.tuner.bench.live_gain_rounds import (
+    Bed,
+    Round,
+    Sizes,
+    at_once,
+    listed,
+    ratio_interval,
+    share_of_best,
+    trial_cost,
+)
 from rooftune.tuner.bench.vllm_bed import BOOT_TOKENS, DEFAULT, Ground, greatest_rps, vllm_python
 from rooftune.tuner.control.outcome import CycleRecord
 from rooftune.tuner.control.state.store import StateFile

@@ -20,10 +20,8 @@ from rooftune.policies.errors import UnreachableError
 from rooftune.policies.request import Boot, Setting
 from rooftune.policies.wire import State
 from rooftune.tuner.bench.children import Children, Talker
-from rooftune.tuner.bench.live_gain_plan import Listed, Sizes, at_once, listed
-from rooftune.tuner.bench.live_gain_run import Bed
-from rooftune.tuner.bench.vllm_bed import DEFAULT, Ground, greatest_rps, vllm_python
-from rooftune.tuner.bench.vllm_load import busy, others_cpus
+from rooftune.tuner.bench.live_gain_rounds import Bed, Listed, Sizes, at_once, listed
+from rooftune.tuner.bench.vllm_bed import DEFAULT, Ground, busy, greatest_rps, others_cpus, vllm_python
 from rooftune.tuner.bench.vllm_prediction_twin import (
     Values,
     figures_of,

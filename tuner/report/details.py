@@ -9,7 +9,7 @@ from rooftune.policies.slo import Slo, good
 from rooftune.policies.step_time import StepCost, StepModel, chunk_attention_work, knee_tokens, priced, step_cost
 from rooftune.tuner.record import BARS, BarsPart, CurvePart, FeasiblePart, TimelinePart, plain
 from rooftune.tuner.search.baselines import concurrency
-from rooftune.tuner.search.evaluation import Recommendation, Verdict
+from rooftune.tuner.search.evaluation import Advice, Recommendation
 from rooftune.tuner.search.feasible_rate import LOWEST_SCALE, feasible_rate
 from rooftune.tuner.search.stretch import MINUTE_S, Steps, steps_between, worst_window
 from rooftune.tuner.sim.engine import Engine
@@ -145,7 +145,7 @@ def feasible_part(
     found: Recommendation, traffic: Traffic, engine: Engine, model: StepModel | StepCost, slo: Slo
 ) -> FeasiblePart | None:
     """At which rate the nearest setting would meet every target; None when one does already, or nothing is asked."""
-    if found.verdict is not Verdict.INFEASIBLE or not slo.all_targets() or traffic.span_s <= 0.0:
+    if found.verdict is not Advice.INFEASIBLE or not slo.all_targets() or traffic.span_s <= 0.0:
         return None
     rate = feasible_rate(traffic, engine, model, slo, found.best.setting, start_scale=0.5)
     none = math.isnan(rate.scale)

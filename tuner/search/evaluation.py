@@ -54,7 +54,7 @@ class Evaluation:
     whole_traffic: bool = True  # False: judged on a few windows of it, for a first look
 
 
-class Verdict(StrEnum):
+class Advice(StrEnum):
     """What to do."""
 
     CHANGE = "change"  # the best setting beats the one in force by more than noise
@@ -74,7 +74,7 @@ class Recommendation:
     tables. sampler: name of the Optuna sampler. trials, simulated_steps: of the Optuna search.
     """
 
-    verdict: Verdict
+    verdict: Advice
     current: Evaluation
     best: Evaluation
     evaluations: tuple[Evaluation, ...]

@@ -15,7 +15,7 @@ from rooftune.policies.slo import Slo, attainment
 from rooftune.policies.step_time import StepCost, StepModel, priced, step_time
 from rooftune.tuner.search import baselines
 from rooftune.tuner.search.arena import PARALLEL, Arena, Track, slices
-from rooftune.tuner.search.evaluation import Evaluation, Role, Verdict
+from rooftune.tuner.search.evaluation import Advice, Evaluation, Role
 from rooftune.tuner.search.lessons import Corrected, LiveResult, distance_octaves, lesson
 from rooftune.tuner.search.live_values import LiveProposal, Question
 from rooftune.tuner.search.objective import evaluate
@@ -87,8 +87,8 @@ def research(question: Question, tell: Tell = lambda stage, done, total: None) -
     best_result = evaluate(q.traffic, q.engine, best.setting, q.model, q.slo, best.role, q.noise)[1]
     uncertainty = noise(now_result, best_result, q.slo, q.seed)
     what = verdict(now, best, uncertainty, q.slo)
-    nothing_gained = what is Verdict.INFEASIBLE and best.attainment <= now.attainment + max(SAME_SHARE, uncertainty)
-    if what is Verdict.KEEP or nothing_gained:
+    nothing_gained = what is Advice.INFEASIBLE and best.attainment <= now.attainment + max(SAME_SHARE, uncertainty)
+    if what is Advice.KEEP or nothing_gained:
         best, best_result = now, now_result
     return LiveProposal(
         verdict=what,
@@ -114,7 +114,7 @@ def research(question: Question, tell: Tell = lambda stage, done, total: None) -
 
 def _kept(now: Evaluation, result: RunResult, live: int, slo: Slo) -> LiveProposal:
     """Nothing may be moved."""
-    what = Verdict.KEEP if now.feasible else Verdict.INFEASIBLE
+    what = Advice.KEEP if now.feasible else Advice.INFEASIBLE
     share = attainment(result.outcomes, slo)
     return LiveProposal(
         verdict=what,

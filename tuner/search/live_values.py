@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import MarginRow, Slo
 from rooftune.policies.step_time import StepCost, StepModel
-from rooftune.tuner.search.evaluation import Evaluation, Verdict
+from rooftune.tuner.search.evaluation import Advice, Evaluation
 from rooftune.tuner.search.lessons import LiveResult
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.noise import QUIET, StepNoise
@@ -51,7 +51,7 @@ class LiveProposal:
     for as many, both where the trials ran. now_result, best_result: their replays. batch: no targets.
     """
 
-    verdict: Verdict
+    verdict: Advice
     now: Evaluation
     best: Evaluation
     twin_now: float

@@ -7,7 +7,7 @@ import numpy as np
 
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import MarginRow, Slo, good
-from rooftune.tuner.search.evaluation import Evaluation, Verdict
+from rooftune.tuner.search.evaluation import Advice, Evaluation
 from rooftune.tuner.search.objective import capped_margin
 from rooftune.tuner.sim.result import RunResult
 
@@ -93,17 +93,17 @@ def noise(current: RunResult, best: RunResult, slo: Slo, seed: int) -> float:
     return float(high - low) / 2.0
 
 
-def verdict(current: Evaluation, best: Evaluation, uncertainty: float, slo: Slo) -> Verdict:
+def verdict(current: Evaluation, best: Evaluation, uncertainty: float, slo: Slo) -> Advice:
     """CHANGE only for a gain beyond noise, or towards meeting every target."""
     if not best.feasible:
-        return Verdict.INFEASIBLE
+        return Advice.INFEASIBLE
     if best.setting == current.setting:
-        return Verdict.KEEP
+        return Advice.KEEP
     if slo.objective == "tokens_per_s":
-        return Verdict.CHANGE if best.tokens_per_s > (1.0 + BATCH_SHARE) * current.tokens_per_s else Verdict.KEEP
+        return Advice.CHANGE if best.tokens_per_s > (1.0 + BATCH_SHARE) * current.tokens_per_s else Advice.KEEP
     if not current.feasible:
-        return Verdict.CHANGE
-    return Verdict.CHANGE if best.attainment - current.attainment > max(uncertainty, SAME_SHARE) else Verdict.KEEP
+        return Advice.CHANGE
+    return Advice.CHANGE if best.attainment - current.attainment > max(uncertainty, SAME_SHARE) else Advice.KEEP
 
 
 def binding(rows: Sequence[MarginRow]) -> MarginRow | None:

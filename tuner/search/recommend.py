@@ -15,7 +15,7 @@ from rooftune.policies.step_time import StepCost, StepModel, priced
 from rooftune.tuner.search import baselines
 from rooftune.tuner.search.archive import study_key
 from rooftune.tuner.search.arena import PARALLEL, WINDOWS, Arena, Track, slices
-from rooftune.tuner.search.evaluation import Evaluation, Recommendation, Role, Verdict
+from rooftune.tuner.search.evaluation import Advice, Evaluation, Recommendation, Role
 from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.search.rank import SAME_SHARE, alike, binding, known, noise, rank, to_set, value, verdict
 from rooftune.tuner.search.space import STOCK_VLLM, SearchSpace, search_space
@@ -104,9 +104,9 @@ def recommend(
     best, burst_share = _decide(tried, traffic, windows, engine, model, draws, slo)
     best_result = evaluate(traffic, engine, best.setting, model, slo, best.role)[1]
     uncertainty = noise(now_result, best_result, slo, seed)
-    what = Verdict.KEEP if nothing_known else verdict(now, best, uncertainty, slo)
-    nothing_gained = what is Verdict.INFEASIBLE and best.attainment <= now.attainment + SAME_SHARE
-    if what is Verdict.KEEP or nothing_gained:
+    what = Advice.KEEP if nothing_known else verdict(now, best, uncertainty, slo)
+    nothing_gained = what is Advice.INFEASIBLE and best.attainment <= now.attainment + SAME_SHARE
+    if what is Advice.KEEP or nothing_gained:
         best, best_result = now, now_result
     on_windows = [e for e in (*looks, *random_looks) if not e.whole_traffic]
     return Recommendation(

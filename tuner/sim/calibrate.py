@@ -17,7 +17,7 @@ from rooftune.policies.outcomes import BoolArray, FloatArray, Outcomes
 from rooftune.policies.quantiles import weighted_quantile
 
 
-class Verdict(StrEnum):
+class Fidelity(StrEnum):
     """May the prediction be acted on?"""
 
     GOOD = "good"
@@ -73,7 +73,7 @@ class QuantileError:
     high_s: float
     error: float
     samples: int
-    verdict: Verdict
+    verdict: Fidelity
 
 
 @dataclass(frozen=True)
@@ -83,17 +83,17 @@ class Calibration:
     rows: tuple[QuantileError, ...]
     requests: int
     quality: Quality
-    verdict: Verdict
+    verdict: Fidelity
 
     @property
     def may_act(self) -> bool:
         """Whether a controller may act on this twin."""
-        return self.verdict is Verdict.GOOD
+        return self.verdict is Fidelity.GOOD
 
     @property
     def worst_error(self) -> float:
         """Largest absolute relative error of the judged quantiles; NaN when none was judged."""
-        judged = [abs(row.error) for row in self.rows if row.verdict is not Verdict.TOO_FEW]
+        judged = [abs(row.error) for row in self.rows if row.verdict is not Fidelity.TOO_FEW]
         return max(judged) if judged else math.nan
 
 
@@ -120,12 +120,12 @@ def calibrate(predicted: Sequence[Outcomes], observed: Outcomes, quality: Qualit
     return Calibration(rows, int(kept.sum()), wanted, _overall(rows, set(Observed) if several else {Observed.TTFT}))
 
 
-def _overall(rows: Sequence[QuantileError], due: set[Observed]) -> Verdict:
+def _overall(rows: Sequence[QuantileError], due: set[Observed]) -> Fidelity:
     """due: metrics that must be proven (requests of one token have no gaps)."""
-    if any(row.verdict is Verdict.NOT_GOOD for row in rows):
-        return Verdict.NOT_GOOD
-    proven = {row.metric for row in rows if row.verdict is Verdict.GOOD}
-    return Verdict.GOOD if due <= proven else Verdict.TOO_FEW
+    if any(row.verdict is Fidelity.NOT_GOOD for row in rows):
+        return Fidelity.NOT_GOOD
+    proven = {row.metric for row in rows if row.verdict is Fidelity.GOOD}
+    return Fidelity.GOOD if due <= proven else Fidelity.TOO_FEW
 
 
 def _row(
@@ -135,7 +135,7 @@ def _row(
     count = round(float(weights.sum()))
     if count == 0:
         nothing = math.nan
-        return QuantileError(metric, q, nothing, nothing, nothing, nothing, nothing, 0, Verdict.TOO_FEW)
+        return QuantileError(metric, q, nothing, nothing, nothing, nothing, nothing, 0, Fidelity.TOO_FEW)
     observed_s = weighted_quantile(values, weights, q)
     expected_s = float(np.mean([weighted_quantile(*samples_of(replay, metric, kept), q) for replay in predicted]))
     # Gaps of one request are near copies of each other: a window holds no more independent ones than requests.
@@ -146,16 +146,16 @@ def _row(
     error = expected_s / observed_s - 1.0 if observed_s > 0.0 else math.nan
     verdict = _verdict(expected_s, observed_s, (low_s, high_s), quality)
     if int(kept.sum()) < quality.min_requests or count * (1.0 - q) < quality.min_beyond or math.isnan(expected_s):
-        verdict = Verdict.TOO_FEW
+        verdict = Fidelity.TOO_FEW
     return QuantileError(metric, q, expected_s, observed_s, low_s, high_s, error, count, verdict)
 
 
-def _verdict(expected_s: float, observed_s: float, range_s: tuple[float, float], quality: Quality) -> Verdict:
+def _verdict(expected_s: float, observed_s: float, range_s: tuple[float, float], quality: Quality) -> Fidelity:
     if abs(expected_s - observed_s) <= max(quality.bound * observed_s, quality.floor_s):
-        return Verdict.GOOD
+        return Fidelity.GOOD
     low_s, high_s = range_s
     explained = low_s - quality.floor_s <= expected_s <= high_s + quality.floor_s
-    return Verdict.TOO_FEW if explained else Verdict.NOT_GOOD
+    return Fidelity.TOO_FEW if explained else Fidelity.NOT_GOOD
 
 
 def samples_of(outcomes: Outcomes, metric: Observed, kept: BoolArray) -> tuple[FloatArray, FloatArray]:

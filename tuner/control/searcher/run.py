@@ -31,7 +31,7 @@ from rooftune.tuner.search.lessons import LiveResult
 from rooftune.tuner.search.live import research
 from rooftune.tuner.search.live_values import LiveProposal, Question
 from rooftune.tuner.search.objective import judge
-from rooftune.tuner.sim.calibrate import Calibration, Observed, Quality, Verdict, calibrate
+from rooftune.tuner.sim.calibrate import Calibration, Fidelity, Observed, Quality, calibrate
 from rooftune.tuner.sim.noise import QUIET
 from rooftune.tuner.sim.result import RunResult
 from rooftune.tuner.sim.twin import simulate
@@ -50,7 +50,7 @@ def twin_part(replays: Sequence[RunResult], observed: Outcomes, kept: BoolArray,
     judged = [row for row in found.rows if row.metric in _WORDS]
     errors = {f"{_WORDS[row.metric]} p{row.quantile * 100:g}": row.error for row in judged if math.isfinite(row.error)}
     errors.update(_gap_errors(predicted, seen))
-    worst = [abs(row.error) for row in judged if row.verdict is not Verdict.TOO_FEW and math.isfinite(row.error)]
+    worst = [abs(row.error) for row in judged if row.verdict is not Fidelity.TOO_FEW and math.isfinite(row.error)]
     shares = [attainment(outcomes, slo) for outcomes in predicted]
     error = float(np.mean(shares)) - attainment(seen, slo)
     return TwinPart(
@@ -64,11 +64,11 @@ def twin_part(replays: Sequence[RunResult], observed: Outcomes, kept: BoolArray,
 def _verdict(found: Calibration, seen: Outcomes) -> Literal["good", "not_good", "too_few"]:
     """As ``calibrate`` says it, without the metric that the window does not hold."""
     rows = [row for row in found.rows if row.metric in _WORDS]
-    if any(row.verdict is Verdict.NOT_GOOD for row in rows):
+    if any(row.verdict is Fidelity.NOT_GOOD for row in rows):
         return "not_good"
     several = bool((seen.output_tokens > 1).any())
     due = set(_WORDS) if several else {Observed.TTFT}
-    return "good" if due <= {row.metric for row in rows if row.verdict is Verdict.GOOD} else "too_few"
+    return "good" if due <= {row.metric for row in rows if row.verdict is Fidelity.GOOD} else "too_few"
 
 
 def _gap_errors(predicted: Sequence[Outcomes], seen: Outcomes) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What pause, resume and revert share: who asks, the state folder's flag, and the engine without a controller."""
+"""``rooftune pause``, ``resume``, ``revert``: by the state folder, a controller's page, or straight at the engine."""
 
 import argparse
 import os
@@ -7,8 +7,10 @@ from contextlib import closing
 from pathlib import Path
 
 from rooftune.policies import wire
+from rooftune.policies.commands import Command
 from rooftune.policies.errors import InputError, RefusedError
-from rooftune.tuner.cli.controller.client import add_state_flags, read_config, state_folder
+from rooftune.tuner.cli.controller.client import add_state_flags, ask, read_config, state_folder
+from rooftune.tuner.cli.flags.values import parse_duration
 from rooftune.tuner.clock import Clock, SystemClock
 from rooftune.tuner.config import Config
 from rooftune.tuner.control.state import operator as wishes
@@ -107,3 +109,107 @@ def _accepted(port: Port, answer: wire.PushAnswer | wire.Refusal) -> wire.PushAn
     if isinstance(answer, wire.Refusal):
         raise RefusedError(f"{port.address} refused ({answer.code}): {answer.message}")
     return answer
+
+
+REVERT_EPILOG = """--engine needs no controller. With --config and no running controller, revert goes straight to the
+engine too. exit codes: 0 done, 1 refused or no controller to do it, 2 usage or input, 3 no answer in time"""
+
+
+def _pause_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``pause``."""
+    add_wish_flags(parser, engine=False)
+
+
+def pause(arguments: argparse.Namespace) -> int:
+    """Leave the flag; without a running controller the next one begins paused."""
+    reason = reason_of(arguments)
+    if arguments.face is not None:
+        ask(arguments.face, "/pause", arguments.token_file, {"actor": actor(), "reason": reason})
+        print("paused; go on with: rooftune resume --face URL")
+        return 0
+    desk = Desk(arguments)
+    desk.write(wishes.pause, reason)
+    who = f"the controller (pid {desk.pid})" if desk.pid else "no controller runs; the next one"
+    print(f"paused: {who} pushes nothing until: rooftune resume")
+    return 0
+
+
+PAUSE = Command("pause", "let the controller watch only, until resume", _pause_flags, pause)
+
+
+def _resume_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``resume``."""
+    add_wish_flags(parser, engine=True)
+
+
+def resume(arguments: argparse.Namespace) -> int:
+    """At the controller, or straight at an engine that a revert has blocked."""
+    reason = reason_of(arguments)
+    if arguments.engine is not None:
+        print(resume_engine(engine_port(arguments.engine, arguments.token_file), reason))
+        return 0
+    if arguments.face is not None:
+        ask(arguments.face, "/resume", arguments.token_file, {"actor": actor(), "reason": reason})
+        print("asked; the controller resumes in its next cycle")
+        return 0
+    desk = Desk(arguments)
+    wish = desk.write(wishes.resume, reason)
+    if desk.pid:
+        print(f"resumed: the controller (pid {desk.pid}) may push again from its next cycle on")
+    elif desk.config is not None:
+        engine = desk.config.engine
+        port = engine_port(engine.url, arguments.token_file or engine.token_file, engine.ca_file)
+        done = resume_engine(port, reason)
+        desk.note_done(wish)
+        print(f"resumed: {done}")
+    else:
+        print("resumed: no controller runs; the next one begins without a pause and lifts the block that is known here")
+    return 0
+
+
+RESUME = Command("resume", "allow pushes again after a pause or a revert", _resume_flags, resume)
+
+
+def _revert_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``revert``."""
+    parser.epilog = REVERT_EPILOG
+    add_wish_flags(parser, engine=True)
+    parser.add_argument("--wait", metavar="TIME", default="60s", help="longest wait for the controller (default 60s)")
+
+
+def revert(arguments: argparse.Namespace) -> int:
+    """Straight at the engine, over a controller's page, or by the state folder."""
+    reason, wait_s = reason_of(arguments), parse_duration(arguments.wait, "--wait")
+    if arguments.engine is not None:
+        done = revert_engine(engine_port(arguments.engine, arguments.token_file), reason)
+        print(f"reverted: {done}; blocked until: rooftune resume --engine {arguments.engine}")
+        return 0
+    if arguments.face is not None:
+        ask(arguments.face, "/revert", arguments.token_file, {"actor": actor(), "reason": reason})
+        print("asked; the controller reverts in its next cycle and pushes nothing until: rooftune resume")
+        return 0
+    return _revert_by_folder(Desk(arguments), arguments, reason, wait_s)
+
+
+def _revert_by_folder(desk: Desk, arguments: argparse.Namespace, reason: str, wait_s: float) -> int:
+    wish = desk.write(wishes.ask_revert, reason)
+    if desk.pid is not None:
+        if desk.wait_done(wish, wait_s):
+            print(f"reverted by the controller (pid {desk.pid}); blocked until: rooftune resume")
+            return 0
+        late = f"the controller (pid {desk.pid}) has not done it within {arguments.wait}"
+        print(f"{late}; straight at the engine: rooftune revert --engine URL")
+        return 3
+    if desk.config is not None:
+        engine = desk.config.engine
+        done = revert_engine(engine_port(engine.url, arguments.token_file or engine.token_file, engine.ca_file), reason)
+        desk.note_done(wish)
+        print(f"reverted: {done}; blocked until: rooftune resume --config {arguments.config}")
+        return 0
+    print(
+        "no controller runs: the next one begins blocked and reverts first; to do it now: rooftune revert --engine URL"
+    )
+    return 1
+
+
+REVERT = Command("revert", "take the engine back to its boot setting and block pushes", _revert_flags, revert)
