@@ -80,6 +80,7 @@ gpu-check: $(VENV)/.engine
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 
 types: $(VENV)/.dev
 	@mkdir -p build/import/rooftune

@@ -205,7 +205,7 @@ class Snapshot:
 
 
 class Tuning(Protocol):
-    """The tuning protocol as objects (DESIGN section 6). HTTP status of a Refusal: ``wire.REFUSAL_STATUS[code]``."""
+    """The tuning protocol as objects (docs/tuning-protocol.md); HTTP status of a Refusal: wire.REFUSAL_STATUS[code]."""
 
     def tuning_state(self) -> wire.State: ...
 

@@ -55,7 +55,7 @@ class EngineOptions:
             )
 
     def boot(self, facts: ModelFacts) -> Boot:
-        """Chunked prefill, known contents, and always the rule that keeps decodes moving (DESIGN section 6)."""
+        """Chunked prefill, known contents, and always the rule that keeps decodes moving (docs/tuning-protocol.md)."""
         return Boot(
             ceiling_tokens=self.ceiling_tokens,
             block_tokens=facts.block_tokens,

@@ -97,7 +97,7 @@ class Boot(NamedTuple):
     chunking: 0 = a prompt runs whole or waits. reserve_whole_prompt: 1 = admit only when all known
     tokens fit the free blocks (vLLM's default). contents: 1 = blocks carry content keys, so prefixes
     are shared and found again; 0 = blocks are only counted. keep_decodes_moving: 1 = the no-starvation
-    rule of DESIGN section 6; 0 = vLLM exactly. plan_ahead: 1 = a step is planned while the one before it runs
+    rule of docs/tuning-protocol.md; 0 = vLLM exactly. plan_ahead: 1 = a step is planned while the one before it runs
     (vLLM's async scheduling), so whoever finishes in that one keeps blocks and place until the plan is made, and an
     arrival is seen one step later; 0 = a step is planned when the one before it has ended.
     """
@@ -121,7 +121,7 @@ DEADLINE = 2
 
 
 class Setting(NamedTuple):
-    """The live knobs and policies; names and units of DESIGN section 3, 0 = no limit for every cap.
+    """The live knobs and policies; names and units of docs/glossary.md, 0 = no limit for every cap.
 
     Budget policy STEP_TIME_TARGET: ``budget_target_s`` and ``budget_floor_tokens``. PRESSURE: at most
     ``pressure_tokens`` while at least ``pressure_prefills`` prefills and one decode are active.

@@ -1,4 +1,4 @@
-"""The step-time formula of DESIGN section 4: how long one step takes, from what it computes.
+"""The step-time formula (docs/architecture.md): how long one step takes, from what it computes.
 
     step_time_s = overhead_s + sequence_s * sequences
                 + softmax_p(floor_s + kv_s_per_token * context_tokens,

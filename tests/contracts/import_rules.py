@@ -142,3 +142,40 @@ def layer_of(part: str) -> int:
         if part in parts:
             return place
     raise KeyError(f"tuner.{part} has no layer; give it one in TUNER_LAYERS")
+
+
+Graph = dict[str, set[str]]
+
+
+def import_graph(root: Path) -> Graph:
+    """Module of ours -> the modules of ours that it imports. A package's ``__init__`` is the package."""
+    files = {module_name(path, root): path for package in PACKAGES for path in (root / package).rglob("*.py")}
+    graph: Graph = {}
+    for module, path in files.items():
+        names = {name for _, name in imports_of(path.read_text(), module, path.name == "__init__.py")}
+        # ``from a import b`` yields a.b: a module itself, or a name in module a.
+        graph[module] = {name if name in files else name.rpartition(".")[0] for name in names} & set(files)
+    return graph
+
+
+def reachable(graph: Graph, start: set[str]) -> set[str]:
+    """The modules that importing ``start`` leads to, with the packages that hold them."""
+    found: set[str] = set()
+    waiting = [name for name in start if name in graph]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += [*graph[name], *([name.rpartition(".")[0]] if name.rpartition(".")[0] in graph else [])]
+    return found
+
+
+def on_a_cycle(graph: Graph) -> set[str]:
+    """The modules that import themselves over others."""
+    left = {name: set(targets) - {name} for name, targets in graph.items()}
+    while leaves := {name for name, targets in left.items() if not targets & set(left)}:
+        left = {name: targets for name, targets in left.items() if name not in leaves}
+    # What is left leads to a cycle; the same from the other side leaves the cycles and what lies between them.
+    while roots := set(left) - {target for targets in left.values() for target in targets & set(left)}:
+        left = {name: targets for name, targets in left.items() if name not in roots}
+    return set(left)

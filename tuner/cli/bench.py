@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 from rooftune.policies.commands import BENCH_GROUP, Bench, Command, Figure
-from rooftune.policies.errors import InputError, MissingDataError
+from rooftune.policies.errors import MissingDataError
 from rooftune.tuner.bench.frame import json_line, table
 from rooftune.tuner.cli.main import find, missing_extra, registered
 
@@ -36,19 +36,12 @@ def run(arguments: argparse.Namespace) -> int:
     for point in chosen:
         print(f"bench {point.name} ...", file=sys.stderr)
         try:
-            bench = _load(point)
-        except InputError as error:
-            if arguments.names:  # asked for by name, it is not passed over in silence
-                raise
-            print(f"bench {point.name}: passed over, {error}", file=sys.stderr)
-            continue
-        try:
-            for figure in bench(arguments.short):
+            for figure in _load(point)(arguments.short):
                 figures.append(figure)
                 if arguments.json:
                     print(json_line(figure), flush=True)
         except MissingDataError as error:
-            if arguments.names:
+            if arguments.names:  # named by the user, it is not passed over
                 raise
             print(f"bench {point.name}: passed over, {error}", file=sys.stderr)
     if not arguments.json:
@@ -77,7 +70,7 @@ def _load(point: EntryPoint) -> Bench:
         explained = missing_extra(error, point)
         if explained is None:
             raise
-        raise explained from error
+        raise MissingDataError(str(explained)) from error
     return bench
 
 

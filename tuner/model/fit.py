@@ -1,4 +1,4 @@
-"""Fit the step model of DESIGN section 4 to step samples: coefficients, intervals, the knee, and what is unknown.
+"""Fit the step model to step samples: coefficients, intervals, the knee, and what is unknown.
 
 What the data can hold: below the knee only overhead + floor shows, above it overhead and slope; the floor alone is
 the height of the flat part over the growing line's start, so it needs both sides. The knee is where both meet. Each

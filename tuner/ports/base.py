@@ -32,7 +32,7 @@ class PortError(UnreachableError):
 
 
 class Port(Protocol):
-    """The tuning protocol (DESIGN section 6), one engine."""
+    """The tuning protocol (docs/tuning-protocol.md), one engine."""
 
     @property
     def address(self) -> str: ...

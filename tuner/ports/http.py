@@ -1,4 +1,4 @@
-"""The tuning protocol over HTTP (DESIGN section 6): our own engine, and vLLM with the hook."""
+"""The tuning protocol over HTTP (docs/tuning-protocol.md): our own engine, and vLLM with the hook."""
 
 from pathlib import Path
 from typing import TypeVar
