@@ -85,7 +85,7 @@ def test_the_status_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_explain_a_cycle(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rooftune("explain", "9", "--state", folder) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 5 and "the push of cycle 8 was worse: gain -3.1 +/- 2.1 points, foretold +7.0" in lines[3]
+    assert len(lines) == 5 and "the push of cycle 8 was worse: gain -3.1 +/- 2.1 points, predicted +7.0" in lines[3]
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ def test_the_status_over_http_when_the_wishes_cannot_be_read(
 ) -> None:
     running.keep(wishes.KEY, "{")
     assert rooftune("status", "--face", f"http://127.0.0.1:{face.port}") == 0
-    assert "wishes in the state file cannot be read" in capsys.readouterr().out
+    assert "operator requests in the state file cannot be read" in capsys.readouterr().out
 
 
 def test_without_the_token_and_at_a_wrong_address(face: Face, capsys: pytest.CaptureFixture[str]) -> None:

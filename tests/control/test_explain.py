@@ -25,9 +25,9 @@ signals: queue_growing.
 Believed: the knee is at 200 tokens (180 to 230) by 4096 steps; the twin predicts this window well, worst error 6 %.
 Proposed: token budget 512 tokens, chunk cap 256 tokens (90 % within the targets now, 97 % then), \
 the best of 100 settings; the limit is gap p99 <= 30 ms.
-Guard: pushed token budget 1024 tokens, chunk cap 256 tokens: the way to the proposal is longer than one push may go, \
-so it went a part of it.
-Next: it judges this push first and goes on from there; in force is token budget 2048 tokens, chunk cap none \
+Guard: pushed token budget 1024 tokens, chunk cap 256 tokens: the proposal is further away than one push may go; \
+this push goes part of the way.
+Next: it judges this push first, then goes on; in force is token budget 2048 tokens, chunk cap none \
 with 98 s of the lease left."""
 
 REVERTED = """\
@@ -36,8 +36,8 @@ Seen: 420 requests in 60 s, 84 % within the targets, TTFT p95 1.25 s, longest ga
 Believed: no step model in this cycle; the twin was not asked.
 Proposed: nothing.
 Guard: took the push back: the latest push did measurably worse than what was in force before it; \
-the push of cycle 40 was worse: gain -6.4 +/- 2.1 points, foretold +7.0, crossed gap_p99_s.
-Next: what was in force before is so again, and the next search knows of this loss; \
+the push of cycle 40 was worse: gain -6.4 +/- 2.1 points, predicted +7.0, crossed gap_p99_s.
+Next: the setting before is back, and the next search takes this loss into account; \
 in force is token budget 2048 tokens, chunk cap none."""
 
 BLIND = """\
@@ -45,8 +45,7 @@ Seen: no requests of this window.
 Believed: no step model in this cycle; the twin was not asked.
 Proposed: nothing.
 Guard: held before the guard had anything to decide: the engine did not answer (no connection, Connection refused).
-Next: it tries again in the next cycle; without an answer the lease ends and the engine goes back to its boot setting \
-by itself."""
+Next: it tries again in the next cycle; if it stays silent the lease ends and the engine returns to its boot setting."""
 
 
 def _text(record: CycleRecord) -> str:
@@ -82,6 +81,7 @@ def test_every_code_has_words_and_no_word_has_no_code() -> None:
             text and text == text.strip() and not text.endswith(".") and "\n" not in text for text in words.values()
         )
     assert BEFORE_GUARD < set(Reason)
+    assert not BEFORE_GUARD & {Reason.OK, Reason.VERIFYING, Reason.CONFLICT, Reason.FOUND_FOREIGN, Reason.HELD_BY_OTHER}
     assert len(set(MEANING.values())) == len(MEANING)  # no two codes say the same
     assert len({code.value for code in CODES}) == len(CODES)  # a record's reason is one code, never two
 

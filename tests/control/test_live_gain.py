@@ -220,7 +220,7 @@ def test_trials_cost_at_most_one_request_in_a_hundred() -> None:
     assert trial_stretches(run.records), "there were trials"
 
 
-def test_most_of_the_gain_comes_from_a_push_that_was_foretold() -> None:
+def test_most_of_the_gain_comes_from_a_push_that_was_predicted() -> None:
     """Every kept push has its prediction beside what was observed, and most held."""
     kept = [r.verify for r in controlled().records if r.verify is not None and r.verify.verdict == "better"]
     assert kept and kept[0].observed_gain is not None and kept[0].predicted_gain is not None

@@ -317,12 +317,12 @@ def test_a_clock_that_jumps_ahead_for_a_while_does_not_empty_the_history(tmp_pat
         assert len(state.last(1000)) == 150
 
 
-def test_studies_that_have_grown_too_large_are_begun_anew_aloud(tmp_path: Path) -> None:
+def test_studies_that_have_grown_too_large_are_replaced_and_it_says_so(tmp_path: Path) -> None:
     (tmp_path / "studies.db").write_bytes(b"x" * 2_000_000)
     with StateFile.own(tmp_path, RetentionSection(studies_bytes=3_000_000)) as state:
         assert state.notes == () and (tmp_path / "studies.db").exists()
     with StateFile.own(tmp_path, RetentionSection(studies_bytes=1_000_000)) as state:
-        assert len(state.notes) == 1 and "begun anew" in state.notes[0]
+        assert len(state.notes) == 1 and "started a new one" in state.notes[0]
         assert not (tmp_path / "studies.db").exists()
 
 

@@ -175,7 +175,7 @@ def test_a_visitor_leaves_a_damaged_file_where_it_is(tmp_path: Path) -> None:
         pass
     _damage(tmp_path / STATE_FILE, "text")
     before = (tmp_path / STATE_FILE).read_bytes()
-    with pytest.raises(StoreError, match="start the controller anew") as caught:
+    with pytest.raises(StoreError, match="restart the controller") as caught:
         StateFile.visit(tmp_path)
     assert caught.value.fault is StoreFault.DAMAGED
     assert (tmp_path / STATE_FILE).read_bytes() == before

@@ -105,5 +105,5 @@ def test_no_protocol_a_wrong_token_and_a_restart_are_told() -> None:
         await reader.begin()
         await reader.end(expected=1)
 
-    with pytest.raises(InputError, match="anew"):
+    with pytest.raises(InputError, match="the engine restarted"):
         asyncio.run(read())

@@ -108,7 +108,7 @@ def test_what_to_look_at_are_the_targets() -> None:
     said = watch(record())
     assert "time to first token p99 within 2 s (simulated 1.87 s)" in said
     assert "gap between tokens p99 within 30 ms (simulated 22 ms)" in said
-    # What is foretold must not be a reason to undo it.
+    # What is predicted must not be a reason to undo it.
     assert said.endswith("Undo it if one is clearly worse than both its target and its simulated value.")
     assert watch(record(**KEEP)) == trade(record(**KEEP)) == cause(record(**KEEP)) == ""
 

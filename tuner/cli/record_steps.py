@@ -74,7 +74,7 @@ def record(reader: ProtocolReader, clock: Clock, length_s: float) -> tuple[StepR
         while True:
             reading = reader.read()
             if reading.restarted:
-                print("the engine was started anew; its earlier steps are kept", file=sys.stderr)
+                print("the engine restarted; its earlier steps are kept", file=sys.stderr)
             parts.append(reading.steps)
             lost += reading.lost_steps
             left_s = ends_s - clock.now_s()

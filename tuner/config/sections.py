@@ -174,7 +174,7 @@ class RetentionSection(Section):
     days: Annotated[float, Field(gt=0, le=3650)] = 14.0
     rows: Annotated[int, Field(ge=10, le=10_000_000)] = Field(default=100_000, description="cycles kept")
     studies_bytes: Annotated[int, Field(ge=MEGABYTE, le=10**12)] = Field(
-        default=200 * MEGABYTE, description="studies.db is begun anew at a start once it is larger"
+        default=200 * MEGABYTE, description="a start replaces studies.db once it is larger"
     )
 
 

@@ -38,13 +38,13 @@ def line_of(record: CycleRecord, before: CycleRecord | None) -> str:
 def _event(record: CycleRecord, before: CycleRecord | None) -> str | None:
     meaning = MEANING.get(record.reason, record.reason.value)
     if record.action is Action.PUSH and record.pushed is not None:
-        return f"pushed {knobs(record.pushed)}{_foretold(record)}"
+        return f"pushed {knobs(record.pushed)}{_predicted(record)}"
     if record.action is Action.REVERT:
         return f"took the push back: {meaning}{_verdict(record.verify)}"
     if record.verify is not None and record.verify.verdict == "better":
         return f"keeps the push of cycle {record.verify.push_cycle}{_verdict(record.verify)}"
     if record.would_push is not None and (before is None or before.would_push != record.would_push):
-        return f"would push {knobs(record.would_push)} in live mode{_foretold(record)}"
+        return f"would push {knobs(record.would_push)} in live mode{_predicted(record)}"
     if before is None or before.reason is not record.reason:
         return f"{meaning}" + (f" ({record.detail})" if record.detail else "")
     moved = _moved(record, before)
@@ -68,9 +68,9 @@ def _served(record: CycleRecord) -> str:
     )
 
 
-def _foretold(record: CycleRecord) -> str:
+def _predicted(record: CycleRecord) -> str:
     gain = record.proposal.gain if record.proposal is not None else None
-    return "" if gain is None else f" (foretold: {points(gain)} points)"
+    return "" if gain is None else f" (predicted: {points(gain)} points)"
 
 
 def _verdict(verify: VerifyPart | None) -> str:

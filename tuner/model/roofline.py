@@ -152,7 +152,9 @@ def budget_for_step_time(
     low, high = 1, 2
     while fits(high):
         if high > 1 << 40:
-            raise bad_value("step-time target", target_s, "exceeded by some step", "the slope is 0: fit the model anew")
+            raise bad_value(
+                "step-time target", target_s, "exceeded by some step", "the slope is 0: fit the model again"
+            )
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2

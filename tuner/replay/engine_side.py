@@ -64,7 +64,7 @@ class EngineReader:
             )
         page = parse(RequestColumns, content, MAX_ANSWER_BYTES)
         if self._boot_id not in (None, page.boot_id):
-            raise InputError("the engine was started anew during the replay; its times are lost, replay again")
+            raise InputError("the engine restarted during the replay and its times are lost; replay again")
         self._boot_id = page.boot_id
         self._after = page.next
         self.pages.append(page)

@@ -134,7 +134,7 @@ def cause(record: RunRecord) -> str:
     where the replays show it.
     """
     if record.traffic.output_max_tokens == 1:
-        return ""  # nobody is ever writing, so nobody's answer waits for a step
+        return ""  # no answer is ever running, so none waits for a step
     before, after = record.current.setting, record.best.setting
     old, new = before["step_tokens"], after["step_tokens"]
     old_cap, new_cap = int(before.get("chunk_cap_tokens", 0)), int(after.get("chunk_cap_tokens", 0))
@@ -150,7 +150,7 @@ def cause(record: RunRecord) -> str:
         )
     if new > old:
         sooner = ", and first tokens come sooner" if _first_tokens(record) < 0 else ""
-        longer = "; everybody whose answer is being written waits for the longer steps" if _unevener(record) else ""
+        longer = "; every running answer waits for the longer steps" if _unevener(record) else ""
         return (
             f"Today a step computes at most {words.tokens(old)}, so a long prompt needs many steps to be read. With up "
             f"to {most} it needs fewer{sooner}{longer}."

@@ -183,8 +183,8 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
     ),
     (
         "token budget",
-        "The most tokens one step may compute, prompt and answer together. Large: prompts are read fast, but everybody "
-        "who is being answered waits for the long step. Small: answers flow evenly, prompts take longer.",
+        "The most tokens one step may compute, prompt and answer together. Large: prompts are read fast, but every "
+        "running answer waits for the long step. Small: answers flow evenly, prompts take longer.",
     ),
     (
         "chunk cap",
@@ -194,13 +194,13 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
         "budget policy, order policy",
         "A budget policy decides for each step how much of the budget it uses; fixed uses all of it. An order policy "
         "decides whose prompt is read first; first come, first served is what engines do. The aging bound is how long "
-        "anybody can be passed over.",
+        "a request can be passed over.",
     ),
     ("partial-prefill cap", "The most prompts that may be half-read at a time; others wait until one is read."),
     (
         "hook",
         "Rooftune's plugin inside vLLM. It changes knobs while the server runs, brings the policies that vLLM does not "
-        "have, and goes back to the flags of the start by itself when nobody renews a change.",
+        "have, and returns to the start-up flags by itself when a change is not renewed.",
     ),
     ("prefill, decode", "Prefill is reading a prompt; decode is writing the answer, one token per step and request."),
     (
@@ -232,7 +232,7 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
     ),
     (
         "measured, simulated, assumed, given",
-        "Measured: on your engine. Simulated: by the twin. Assumed: a default of ours, because nobody said otherwise. "
+        "Measured: on your engine. Simulated: by the twin. Assumed: our default, because you gave no value. "
         "Given: by your flags or your files.",
     ),
 )

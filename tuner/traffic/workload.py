@@ -85,7 +85,7 @@ class Traffic:
             raise InputError(f"{self.name}: prefix_offsets must ascend from 0 to {len(self.prefix_keys)}; check them")
         if len(self.prefix_keys) and self.prefix_keys.min() < 0:
             least = int(self.prefix_keys.min())
-            raise bad_value(f"{self.name}: prefix key", least, "at least 0", "number the keys anew")
+            raise bad_value(f"{self.name}: prefix key", least, "at least 0", "renumber the keys")
         spans = -(-self.prompt_tokens // self.prefix_span_tokens)
         if np.any(keys_each > spans):
             row = int(np.argmax(keys_each > spans))

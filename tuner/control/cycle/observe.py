@@ -191,7 +191,7 @@ def keeps_decodes_moving(state: wire.State) -> bool:
     """Whether the engine's steps follow the rule that no prefill starves the decodes behind it.
 
     The hook leaves vLLM exactly as it is until something is pushed, and again after a fault of its own. So before the
-    first push, a renewal or claim of the lease among them, a twin foretells a change without what the rule adds to it.
+    first push, a renewal or claim of the lease among them, a twin predicts a change without what the rule adds to it.
     """
     off = any(note.startswith(HOOK_OFF) for note in state.notes)
     return state.engine != VLLM or (state.revision > 0 and not off)

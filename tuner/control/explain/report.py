@@ -83,20 +83,20 @@ def _pushes(records: list[CycleRecord]) -> list[str]:
     would = [r for r in records if r.would_push is not None]
     if not pushed:
         return [f"None; {len(would)} cycles would have pushed in live mode." if would else "None."]
-    lines = ["| cycle | pushed | foretold | observed | verdict |", "|---|---|---|---|---|"]
+    lines = ["| cycle | pushed | predicted | observed | verdict |", "|---|---|---|---|---|"]
     by_number = {record.number: record for record in records}
     for number, changes in pushed.items():
         verify, record = verdicts.get(number), by_number.get(number)
         gain = record.proposal.gain if record is not None and record.proposal is not None else None
         if verify is not None and verify.predicted_gain is not None:
             gain = verify.predicted_gain
-        foretold = "" if gain is None else points(gain)
+        predicted = "" if gain is None else points(gain)
         observed = "" if verify is None or verify.observed_gain is None else points(verify.observed_gain)
         if observed and verify is not None and verify.half_width is not None:
             observed += f" +/- {verify.half_width * 100:.1f}"
         verdict = "none" if verify is None else f"{verify.verdict} ({verify.reason})"
-        lines.append(f"| {number} | {knobs(changes)} | {foretold} | {observed} | {verdict} |")
-    return [*lines, "", "Foretold and observed: percentage points of requests within the targets."]
+        lines.append(f"| {number} | {knobs(changes)} | {predicted} | {observed} | {verdict} |")
+    return [*lines, "", "Predicted and observed: percentage points of requests within the targets."]
 
 
 def _arrived(records: list[CycleRecord]) -> dict[int, Knobs]:

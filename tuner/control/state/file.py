@@ -40,7 +40,7 @@ _FAULTS = {
 _REMEDIES = {
     StoreFault.LOCKED: "another process holds it; end that one",
     StoreFault.FULL: "free space on its disk",
-    StoreFault.DAMAGED: "start the controller anew: it moves the file aside and begins another",
+    StoreFault.DAMAGED: "restart the controller: it moves the file aside and starts a new one",
     StoreFault.UNUSABLE: "check the folder, its permissions and its disk",
 }
 

@@ -60,7 +60,9 @@ def read(store: Store) -> Wishes:
     """All wishes. Raises StoreError when they cannot be read: unknown is not "not paused"."""
     found = _parsed(store.value(KEY))
     if found is None:
-        message = "the wishes in the state file cannot be read; write them anew with rooftune pause or resume"
+        message = (
+            "the operator requests in the state file cannot be read; write them again with rooftune pause or resume"
+        )
         raise StoreError(StoreFault.DAMAGED, message)
     return found
 

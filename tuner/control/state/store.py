@@ -272,7 +272,7 @@ def _open_or_begin(path: Path, clock: Clock) -> tuple[sqlite3.Connection, list[s
         with told(path):
             if kept is None:
                 keep_all(connection, {wishes.KEY: wishes.paused_after_damage(clock.wall_s())})
-                note += ", paused, since nobody can tell whether the old one was; rooftune resume goes on"
+                note += ", paused because the old file may have been; rooftune resume lifts it"
             else:
                 keep_all(connection, kept)
                 note += "; pause, numbers and other small values went over"
@@ -294,4 +294,4 @@ def _set_aside_studies(path: Path, most_bytes: int) -> list[str]:
         return []
     except OSError as error:
         return [f"studies file {str(path)!r} cannot be looked after: {error.strerror}; delete it by hand"]
-    return [f"studies file {str(path)!r} was {size} bytes, more than {most_bytes}; begun anew"]
+    return [f"studies file {str(path)!r} was {size} bytes, more than {most_bytes}; started a new one"]
