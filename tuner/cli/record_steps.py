@@ -9,12 +9,12 @@ from rooftune.policies.errors import InputError
 from rooftune.tuner.cli.flags.values import parse_duration
 from rooftune.tuner.cli.output import check_out_file
 from rooftune.tuner.clock import Clock, SystemClock
+from rooftune.tuner.config.tokens import read_token
 from rooftune.tuner.files import shown_path
 from rooftune.tuner.model.sample_file import write_steps
 from rooftune.tuner.observe.protocol import ProtocolReader
 from rooftune.tuner.observe.rows import StepRows
 from rooftune.tuner.ports.http import HttpPort
-from rooftune.tuner.ports.token import read_token
 
 _EXAMPLE = """example:
   rooftune record-steps --engine http://127.0.0.1:8124 --for 60s --out steps.csv

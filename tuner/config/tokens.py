@@ -1,7 +1,10 @@
-"""Bearer tokens of the controller's own pages: read from a file, replaced without a restart."""
+"""Bearer tokens in files: one to send to an engine, or several that the controller's own pages take.
+
+A file is read again for every use, so that replacing it rotates the token without a restart. Messages name the file,
+never its content.
+"""
 
 import hmac
-import stat
 from pathlib import Path
 
 from rooftune.policies.errors import InputError
@@ -10,10 +13,37 @@ MIN_TOKEN_CHARS = 16
 MAX_TOKEN_FILE_BYTES = 65_536
 
 
+def read_token(path: Path) -> str:
+    """The first token of the file (an engine's own file may hold several, one a line, and takes any of them).
+
+    Raises InputError when there is none that can be sent.
+    """
+    lines = _lines(path)
+    if not lines:
+        raise InputError(f"token file {str(path)!r} is empty; it must hold a token, one a line")
+    token = lines[0].decode("latin-1")
+    if not (token.isascii() and token.isprintable() and " " not in token):
+        raise InputError(f"token file {str(path)!r} holds characters that no header takes; use letters and digits")
+    return token
+
+
+def _lines(path: Path) -> list[bytes]:
+    """The lines that are not empty. Raises InputError when the file cannot be read or is too large."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_TOKEN_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"token file {str(path)!r} cannot be read: {reason}; correct the path") from error
+    if len(content) > MAX_TOKEN_FILE_BYTES:
+        raise InputError(f"token file {str(path)!r} must be within {MAX_TOKEN_FILE_BYTES} bytes; correct the path")
+    return [line.strip() for line in content.split(b"\n") if line.strip()]
+
+
 class TokenFile:
     """One or more tokens of at least 16 characters, one a line, so that old and new both count during a change.
 
-    The file is read for every question: when it is gone or unusable, nobody gets in.
+    The file is read for every question: when it is gone or unusable, every request is refused.
     """
 
     def __init__(self, path: Path) -> None:
@@ -21,18 +51,9 @@ class TokenFile:
 
     def tokens(self) -> tuple[bytes, ...]:
         """All of them. Raises InputError when the file is unusable."""
-        try:
-            found = self.path.stat()
-            if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_TOKEN_FILE_BYTES:
-                raise InputError(
-                    f"token file {str(self.path)!r} is {found.st_size} bytes or no file, "
-                    f"must be a file of at most {MAX_TOKEN_FILE_BYTES} bytes; correct the path"
-                )
-            lines = self.path.read_bytes().split(b"\n")
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(f"token file {str(self.path)!r} cannot be read: {reason}; correct it") from None
-        tokens = tuple(line.strip() for line in lines if line.strip())
+        if self.path.exists() and not self.path.is_file():  # a pipe would hold every question
+            raise InputError(f"token file {str(self.path)!r} is no regular file; correct the path")
+        tokens = tuple(_lines(self.path))
         if not tokens or min(map(len, tokens)) < MIN_TOKEN_CHARS:
             raise InputError(
                 f"token file {str(self.path)!r} needs tokens of at least {MIN_TOKEN_CHARS} characters, one a line; "

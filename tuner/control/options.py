@@ -12,6 +12,7 @@ from rooftune.policies.guard import GuardLimits
 from rooftune.policies.slo import Slo
 from rooftune.policies.verify import RollbackThresholds
 from rooftune.tuner.config import Config
+from rooftune.tuner.config.sections import LEASE_CYCLES
 
 # What every engine with the protocol can move; an engine that lacks one leaves it out by itself.
 PLAIN_KNOBS: Mapping[str, tuple[float, float]] = MappingProxyType(
@@ -63,8 +64,9 @@ class LoopOptions:
             raise bad_value(
                 "settle_s", self.settle_s, f"at least 0 and below verify_s ({self.verify_s:g})", "shorten it"
             )
-        if self.lease_s < 2.0 * self.cycle_s:
-            raise bad_value("lease_s", self.lease_s, f"at least two cycles ({2 * self.cycle_s:g} s)", "lengthen it")
+        if self.lease_s < LEASE_CYCLES * self.cycle_s:
+            bound = f"at least {LEASE_CYCLES} cycles ({LEASE_CYCLES * self.cycle_s:g} s)"
+            raise bad_value("lease_s", self.lease_s, bound, "lengthen it")
         for name in ("search_requests", "min_requests", "harm_requests", "trials"):
             if getattr(self, name) < 1:
                 raise bad_value(name, getattr(self, name), "at least 1", "correct the configuration")

@@ -14,10 +14,10 @@ import httpcore
 
 from rooftune.policies.errors import InputError, bad_value
 from rooftune.tuner.clock import Clock, SystemClock
+from rooftune.tuner.config.tokens import read_token
 from rooftune.tuner.ports.address import Address, parse_address
 from rooftune.tuner.ports.base import PortError, PortFault
 from rooftune.tuner.ports.deadline import Network
-from rooftune.tuner.ports.token import read_token
 
 _AGENT = "rooftune"
 

@@ -12,8 +12,8 @@ from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, Request
 
 from rooftune.policies.errors import InputError, RefusedError, UnreachableError
 from rooftune.tuner.config import Config, load_config
+from rooftune.tuner.config.tokens import read_token
 from rooftune.tuner.files import at_home
-from rooftune.tuner.ports.token import read_token
 
 TIMEOUT_S = 10.0  # of a single read
 TOTAL_S = 20.0

@@ -8,8 +8,8 @@ from rooftune.policies.commands import Command
 from rooftune.policies.errors import InputError
 from rooftune.tuner.cli.flags.values import flag_of, parse_count
 from rooftune.tuner.config import Config, Override, TokenFile, json_schema, load_config
+from rooftune.tuner.config.tokens import read_token
 from rooftune.tuner.control.assemble import run_controller
-from rooftune.tuner.ports.token import read_token
 
 EPILOG = """A flag wins over the environment (ROOFTUNE_ENGINE_TOKEN_FILE, ROOFTUNE_TOKEN_FILE, ROOFTUNE_STORAGE,
 ROOFTUNE_STATE), and that over the file. exit codes: 0 done, 1 refused (another controller has the state folder),
