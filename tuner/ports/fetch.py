@@ -1,8 +1,8 @@
 """One HTTP request with an end: bounded in bytes and in time, no redirect followed, no proxy, one kind of error.
 
-On httpcore (what httpx is made of), because a limit on the whole request must reach every read of the socket: a
-server that drips a byte a second keeps any limit per read. A fresh connection for every request, so that an engine
-that was started anew meets no stale one; only the name's resolution is bounded by the system alone.
+On httpcore (what httpx is made of): a limit on the whole request must reach every read of the socket, because a server
+that drips a byte a second keeps any limit per read, and httpx has only those. Each request has a connection of its own,
+so that none is stale after an engine restart; only the name's resolution is bounded by the system alone.
 """
 
 import ssl
@@ -17,7 +17,78 @@ from rooftune.tuner.clock import Clock, SystemClock
 from rooftune.tuner.config.tokens import read_token
 from rooftune.tuner.ports.address import Address, parse_address
 from rooftune.tuner.ports.base import PortError, PortFault
-from rooftune.tuner.ports.deadline import Network
+
+
+class Network(httpcore.NetworkBackend):
+    """The system's sockets, none of which is waited for beyond the end of the request that ``begin`` began."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._inner = httpcore.SyncBackend()
+        self._clock = clock
+        self._until_s = 0.0
+        self.ended = False  # the other side closed the connection
+
+    def begin(self, total_s: float) -> None:
+        self._until_s = self._clock.now_s() + total_s
+        self.ended = False
+
+    def left_s(self, timeout: float | None) -> float:
+        """Seconds to wait at most, never 0 (which would mean not to wait at all); at most 1 ms past the end."""
+        left = self._until_s - self._clock.now_s()
+        return max(left if timeout is None else min(left, timeout), 0.001)
+
+    @property
+    def over(self) -> bool:
+        return self._clock.now_s() >= self._until_s
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.NetworkStream:
+        wait_s = self.left_s(timeout)
+        return _Stream(self._inner.connect_tcp(host, port, wait_s, local_address, socket_options), self)
+
+    def connect_unix_socket(
+        self, path: str, timeout: float | None = None, socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None
+    ) -> httpcore.NetworkStream:
+        return _Stream(self._inner.connect_unix_socket(path, self.left_s(timeout), socket_options), self)
+
+
+class _Stream(httpcore.NetworkStream):
+    """A connection that knows when the request must be over."""
+
+    def __init__(self, inner: httpcore.NetworkStream, network: Network) -> None:
+        self._inner, self._network = inner, network
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        if self._network.over:
+            raise httpcore.ReadTimeout("the time for the whole request is over")
+        content = self._inner.read(max_bytes, self._network.left_s(timeout))
+        self._network.ended = not content
+        return content
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        if self._network.over:
+            raise httpcore.WriteTimeout("the time for the whole request is over")
+        self._inner.write(buffer, self._network.left_s(timeout))
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.NetworkStream:
+        return _Stream(
+            self._inner.start_tls(ssl_context, server_hostname, self._network.left_s(timeout)), self._network
+        )
+
+    def get_extra_info(self, info: str) -> object:
+        return self._inner.get_extra_info(info)
+
 
 _AGENT = "rooftune"
 
@@ -45,7 +116,10 @@ class Reply:
 
 
 class Fetcher:
-    """Requests to one address. Raises InputError when address, token file or CA file cannot be used."""
+    """Requests to one address. what: its kind, for messages.
+
+    Raises InputError when address, token file or CA file cannot be used.
+    """
 
     def __init__(
         self,
@@ -55,7 +129,9 @@ class Fetcher:
         *,
         ca_file: Path | None = None,
         clock: Clock | None = None,
+        what: str = "engine",
     ) -> None:
+        self._what = what
         self.where: Address = parse_address(base_url)
         self._token_file = token_file
         if token_file is not None:
@@ -91,7 +167,7 @@ class Fetcher:
 
     def fail(self, fault: PortFault, what: str) -> PortError:
         """The error for this address. what: value, bound and remedy."""
-        return PortError(fault, f"engine {self.where}: {what}")
+        return PortError(fault, f"{self._what} {self.where}: {what}")
 
     def _authorization(self) -> list[tuple[str, str]]:
         if self._token_file is None:
@@ -107,7 +183,9 @@ class Fetcher:
         for part in parts:
             size += len(part)
             if size > limit_bytes:
-                raise self.fail(PortFault.GARBAGE, f"the answer is longer than {limit_bytes} bytes; is it an engine?")
+                raise self.fail(
+                    PortFault.GARBAGE, f"the answer is longer than {limit_bytes} bytes; is the address right?"
+                )
             kept.append(part)
         return b"".join(kept)
 
@@ -117,7 +195,7 @@ class Fetcher:
             limit = f" within {self._timeouts.connect_s:g} s" if isinstance(error, httpcore.ConnectTimeout) else ""
             return self.fail(PortFault.UNREACHABLE, f"no connection{limit} ({said}); is it running, is the port right?")
         if isinstance(error, httpcore.TimeoutException):
-            return self.fail(PortFault.TIMEOUT, f"no whole answer within {self._timeouts.total_s:g} s; it hangs")
+            return self.fail(PortFault.TIMEOUT, f"timed out after {self._timeouts.total_s:g} s")
         if isinstance(error, httpcore.NetworkError) or self._network.ended:
             return self.fail(PortFault.UNREACHABLE, f"the connection broke ({said}); is it being restarted?")
         return self.fail(PortFault.GARBAGE, f"the answer is not HTTP ({said}); is the port right, http or https?")

@@ -3,20 +3,16 @@
 import argparse
 import json
 import os
-from http.client import HTTPException
 from pathlib import Path
-from threading import Thread
 from typing import Any
-from urllib.error import URLError
-from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, Request
 
 from rooftune.policies.errors import InputError, RefusedError, UnreachableError
 from rooftune.tuner.config import Config, load_config
-from rooftune.tuner.config.tokens import read_token
 from rooftune.tuner.files import at_home
+from rooftune.tuner.ports.base import PortError
+from rooftune.tuner.ports.fetch import Fetcher, Timeouts
 
-TIMEOUT_S = 10.0  # of a single read
-TOTAL_S = 20.0
+TIMEOUTS = Timeouts(connect_s=10.0, total_s=20.0)
 MAX_ANSWER_BYTES = 4_000_000
 
 
@@ -28,41 +24,15 @@ def ask(face: str, path: str, token_file: str | None = None, body: dict[str, str
     if not face.startswith(("http://", "https://")) or not face.isprintable() or " " in face or "@" in face:
         shown_face = face if "@" not in face else "an address with a user"  # and maybe a password
         raise InputError(f"--face is {shown_face!r}, must be http://HOST:PORT of a controller; correct it")
-    headers = {"Content-Type": "application/json"}
-    if token_file is not None:
-        headers["Authorization"] = "Bearer " + read_token(Path(token_file))
     data = None if body is None else json.dumps(body).encode()
-    opener = OpenerDirector()  # bare: no proxy, no redirect, and a status above 400 is an answer
-    opener.add_handler(HTTPHandler())
-    opener.add_handler(HTTPSHandler())
+    fetcher = Fetcher(face, None if token_file is None else Path(token_file), TIMEOUTS, what="controller")
     try:
-        request = Request(face.rstrip("/") + path, data, headers)
-        status, text = _whole(opener, request)
-    except (URLError, HTTPException, OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise UnreachableError(f"controller at {face} does not answer: {reason}; is --face right?") from None
-    return _parsed(face, path, status, text, asked=body is not None)
-
-
-def _whole(opener: OpenerDirector, request: Request) -> tuple[int, bytes]:
-    """Status and body within TOTAL_S: a server that drips a byte a second keeps any limit of a single read."""
-    came: list[tuple[int, bytes] | Exception] = []
-
-    def fetch() -> None:
-        try:
-            with opener.open(request, timeout=TIMEOUT_S) as answer:
-                came.append((answer.status, answer.read(MAX_ANSWER_BYTES + 1)))
-        except Exception as error:  # noqa: BLE001 - raised again in the thread that asked
-            came.append(error)
-
-    fetching = Thread(target=fetch, daemon=True)  # left behind when it hangs: the command ends without it
-    fetching.start()
-    fetching.join(TOTAL_S)
-    if not came:
-        raise TimeoutError(f"no whole answer within {TOTAL_S:g} s")
-    if isinstance(came[0], Exception):
-        raise came[0]
-    return came[0]
+        reply = fetcher.ask("GET" if body is None else "POST", path, data, limit_bytes=MAX_ANSWER_BYTES)
+    except PortError as error:
+        raise UnreachableError(f"{error}; is --face right?") from None
+    finally:
+        fetcher.close()
+    return _parsed(face, path, reply.status, reply.body, asked=body is not None)
 
 
 def _parsed(face: str, path: str, status: int, text: bytes, *, asked: bool) -> dict[str, Any]:
