@@ -31,7 +31,6 @@ FENCES: dict[str, tuple[str, ...]] = {
     "vllm": ("rooftune.engine.vllm",),
     "kubernetes": ("rooftune.tuner.ports.kubernetes",),
     "prometheus_api_client": ("rooftune.tuner.observe.prometheus",),
-    "matplotlib": ("rooftune.tuner.report.plots",),
     "numba": ("rooftune.tuner.sim.kernel", "rooftune.tuner.sim.compile"),
     "pydantic": ("rooftune.policies.wire", "rooftune.tuner", "rooftune.engine"),
     "sched_sim": ("rooftune.tuner.bench",),

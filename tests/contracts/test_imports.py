@@ -48,7 +48,7 @@ BREACHES = [
     ("rooftune.tuner.sim.result", "from ..cli.main import main", "relative"),
     ("rooftune.tuner.sim.result", "import importlib\nimportlib.import_module('rooftune.tuner.cli.main')", "dynamic"),
     ("rooftune.tuner.search.objective", "import optuna", "optuna outside its fence"),
-    ("rooftune.tuner.report.render", "from matplotlib import pyplot", "matplotlib outside its fence"),
+    ("rooftune.tuner.report.render", "import kubernetes", "kubernetes outside its fence"),
     ("rooftune.tuner.sim.result", "import numba", "numba outside its fence"),
     ("rooftune.tuner.cli.recommend", "import torch", "torch in tuner"),
     ("rooftune.tuner.cli.main", "from rooftune.engine.cli import SERVE", "tuner imports engine"),

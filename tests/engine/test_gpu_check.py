@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="needs torch (make engine-env)")
 from rooftune.engine.torch import gpu_check  # noqa: E402 - after the check for torch
 from rooftune.tuner.model.sample_file import read_steps  # noqa: E402
 
-HAS_FIT = Path(sys.executable).with_name("rooftune").exists() and importlib.util.find_spec("matplotlib") is not None
+HAS_FIT = Path(sys.executable).with_name("rooftune").exists() and importlib.util.find_spec("optuna") is not None
 
 
 def test_a_dry_run_measures_every_kind_of_step_and_fits_them(

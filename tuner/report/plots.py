@@ -1,51 +1,52 @@
-"""Pictures drawn with matplotlib, as SVG that is the same for the same data. The one file that imports it."""
+"""The picture that ``rooftune fit --plot`` writes: measured and predicted step times, as a file of its own."""
 
-import io
 import itertools
 import math
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.figure import Figure
 
 from rooftune.policies.step_time import StepModel, step_time
 from rooftune.tuner.files import write_whole
 from rooftune.tuner.model.roofline import Interval
 from rooftune.tuner.model.samples import FloatArray, StepSamples
+from rooftune.tuner.report.svg import Axis, Plot
 
-_MAX_POINTS = 3000
-_MEASURED = "#8a8f98"
-_MODEL = "#1f5fbf"
-_KNEE = "#c2571a"
+_MAX_POINTS = 1000
+# The report's page styles its plots; a file of its own brings what it needs.
+_STYLE = """<style>
+svg { background: #fff; font: 12px sans-serif; }
+.frame { fill: none; stroke: #8a8f98; } .grid { stroke: #e3e5e8; }
+.line { fill: none; stroke-width: 2; } .model { stroke: #1f5fbf; } .range { stroke: #1f5fbf; stroke-dasharray: 4 3; }
+.measured { fill: #8a8f98; fill-opacity: 0.5; } .knee { fill: #c2571a; fill-opacity: 0.3; }
+.word { fill: #c2571a; }
+</style>"""
 
 
 def step_time_plot(path: str | Path, samples: StepSamples, model: StepModel, knee: Interval | None = None) -> None:
     """Write measured and predicted step time (ms, log) against computed tokens (log) to an SVG file.
 
-    knee: shaded when it is bounded on both sides, in tokens. Raises what ``write_whole`` raises.
+    The lines are the model at the least and the most context seen near that size, and between the two. knee: shaded
+    when it is bounded on both sides, in tokens. Raises what ``write_whole`` raises.
     """
-    with mpl.rc_context({"svg.hashsalt": "rooftune", "svg.fonttype": "none", "font.size": 10.0}):
-        figure = Figure(figsize=(7.0, 4.2), layout="constrained")
-        axes = figure.add_subplot()
-        shown = samples.select(np.arange(0, len(samples), max(1, math.ceil(len(samples) / _MAX_POINTS))))
-        tokens = shown.computed_tokens
-        axes.scatter(tokens, 1000.0 * shown.duration_s, s=6, color=_MEASURED, alpha=0.5, linewidths=0, label="measured")
-        grid, low_ms, high_ms = _band(model, samples)
-        axes.fill_between(grid, low_ms, high_ms, color=_MODEL, alpha=0.2, linewidth=0)
-        axes.plot(grid, np.sqrt(low_ms * high_ms), color=_MODEL, label="model, least to most context seen")
-        if knee is not None and knee.bounded:
-            axes.axvspan(knee.low, knee.high, color=_KNEE, alpha=0.3, linewidth=0, label="knee (95 % interval)")
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xlabel("computed tokens per step")
-        axes.set_ylabel("step time (ms)")
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.legend(loc="upper left", frameon=False)
-        picture = io.BytesIO()
-        figure.savefig(picture, format="svg", metadata={"Date": None, "Creator": "rooftune"})
-    write_whole(path, picture.getvalue())
+    shown = samples.select(np.arange(0, len(samples), max(1, math.ceil(len(samples) / _MAX_POINTS))))
+    tokens, measured_ms = shown.computed_tokens, 1000.0 * shown.duration_s
+    grid, low_ms, high_ms = _band(model, samples)
+    times_ms = np.concatenate([measured_ms, low_ms, high_ms])
+    plot = Plot(
+        "Step time against computed tokens",
+        "Dots: measured steps. Lines: the fitted model. Shaded: the knee's 95 % interval, where there is one.",
+        Axis("computed tokens per step", 0.8 * float(tokens.min()), 1.25 * float(tokens.max()), "log2"),
+        Axis("step time (ms)", 0.8 * float(times_ms.min()), 1.25 * float(times_ms.max()), "log10"),
+    )
+    if knee is not None and knee.bounded:
+        plot.band(knee.low, knee.high, "knee")
+        plot.text(plot.px(knee.low), plot.py(plot.y.high) - 6, "knee (95 % interval)", "")
+    plot.dots([(float(x), float(y)) for x, y in zip(tokens, measured_ms, strict=True)], "measured", radius=2.0)
+    for values_ms, style in ((low_ms, "range"), (high_ms, "range"), (np.sqrt(low_ms * high_ms), "model")):
+        plot.line([(float(x), float(y)) for x, y in zip(grid, values_ms, strict=True)], style)
+    drawn = plot.render("steps").replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    write_whole(path, drawn.replace("</svg>", f"{_STYLE}</svg>").encode())
 
 
 def _band(model: StepModel, samples: StepSamples) -> tuple[FloatArray, FloatArray, FloatArray]:
