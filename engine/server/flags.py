@@ -1,4 +1,4 @@
-"""The flags of ``rooftune serve``: read, checked, one line for whatever is wrong with them."""
+"""Reads and checks the flags of ``rooftune serve``; each error is one line."""
 
 import argparse
 from pathlib import Path
@@ -10,7 +10,7 @@ from rooftune.policies.errors import InputError, bad_value
 from rooftune.policies.request import Setting
 
 LOOPBACK = "127.0.0.1"
-# What the request records count gaps above: the targets people set.
+# Request records count the gaps above each of these: common targets for the gap between tokens.
 GAP_BOUNDS_S = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
 
 
@@ -39,7 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limits.add_argument("--max-prompt-tokens", type=int, default=0, metavar="N", help="default: the model's length")
     limits.add_argument("--max-body-bytes", type=int, default=Limits().body_bytes, metavar="N", help="%(default)s")
     limits.add_argument(
-        "--client-timeout", type=float, default=60.0, metavar="S", help="cut off who is gone or reads nothing (60)"
+        "--client-timeout",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="cut off a dead or stalled client after this (60)",
     )
     limits.add_argument("--drain", type=float, default=30.0, metavar="S", help="time for answers after SIGTERM (30)")
 
@@ -96,11 +100,11 @@ def limits(arguments: argparse.Namespace) -> Limits:
 
 
 def kv_blocks(arguments: argparse.Namespace) -> int | None:
-    """None: as many as fit. Raises InputError."""
+    """KV blocks; None = as many as fit. Raises InputError."""
     text: str = arguments.kv_blocks
     if text == "auto":
         return None
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:12]) <= 10**9):
+    if not (text.isascii() and text.isdecimal() and len(text) <= 12 and 1 <= int(text) <= 10**9):
         raise bad_value("--kv-blocks", text, "auto or a whole number within 1..1000000000", "auto fills the memory")
     return int(text)
 

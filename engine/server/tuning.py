@@ -1,7 +1,8 @@
-"""The routes of the tuning protocol. Who may use them is decided by where they are mounted and by the token.
+"""The tuning protocol over HTTP: its token file (``SecretFile``), its OpenAPI document and its routes.
 
-With a token reads and writes both need it. Without one they are read-only and belong on a loopback port or a Unix
-socket of their own, never on a public port: the address of a peer is no proof of anything.
+The token file and ``require`` serve the API keys of /v1 as well. With a token file, tuning reads and writes both need a
+token. Without one the routes are read-only and belong on a loopback port or a Unix socket of their own, never on a
+public port, because the address of a peer proves nothing.
 """
 
 import hmac
@@ -20,15 +21,47 @@ from rooftune.engine.tuning_source import CHANGES, Change, Read, TuningSource
 from rooftune.policies import wire
 from rooftune.policies.errors import InputError
 
+Handler = Callable[[Request], Awaitable[Response]]
+
+PREFIX = "/tuning/v1"
 MIN_TOKEN_CHARS = 16
-_MOST_BYTES = 65_536
+MOST_AFTER = 2**53
+_MOST_FILE_BYTES = 65_536
+_BODY_S = 10.0  # for the whole body of a change to arrive
+
+# Parts of the OpenAPI document.
+_AFTER = {
+    "name": "after",
+    "in": "query",
+    "required": False,
+    "description": "only rows with a number above this; -1: from the oldest kept; then `next` of the latest answer",
+    "schema": {"type": "integer", "minimum": -1, "maximum": MOST_AFTER, "default": -1},
+}
+_TEXT_OR_NULL = {"type": ["string", "null"]}
+# The body of an ``ApiError``: this one answer has OpenAI's format, not the protocol's.
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": _TEXT_OR_NULL,
+                "code": _TEXT_OR_NULL,
+            },
+        }
+    },
+}
 
 
 class SecretFile:
-    """One or more tokens, one a line, so that old and new both count while clients change over.
+    """One or more tokens, one a line, so that old and new tokens are both valid while clients change over.
 
-    The file is looked at for every request and read again when it changed. When it is gone or unusable later on,
-    nobody gets in: a secret that was taken away must not live on. Raises InputError when it is unusable at the start.
+    Every request checks whether the file changed and reads it again if so. Once the file is gone or unusable, every
+    request is refused: a deleted secret must stop working. Raises InputError when it is unusable at the start.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,8 +79,8 @@ class SecretFile:
                 tokens = self._tokens
         except InputError:
             return False
-        candidate = given.encode("latin-1", "replace")  # as the header came; nothing else is in a header
-        same = [hmac.compare_digest(candidate, token) for token in tokens]  # all of them, whichever matches
+        candidate = given.encode("latin-1", "replace")  # HTTP headers hold latin-1
+        same = [hmac.compare_digest(candidate, token) for token in tokens]  # all, so timing does not tell which matches
         return any(same)
 
     def _refresh(self) -> None:
@@ -57,8 +90,8 @@ class SecretFile:
             if mark == self._seen:
                 return
             self._seen = None
-            if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
-                raise InputError(f"token file {str(self._path)!r} must be a file of at most {_MOST_BYTES} bytes")
+            if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_FILE_BYTES:
+                raise InputError(f"token file {str(self._path)!r} must be a file of at most {_MOST_FILE_BYTES} bytes")
             lines = self._path.read_bytes().split(b"\n")
         except OSError as error:
             self._seen = None
@@ -73,26 +106,16 @@ class SecretFile:
 
 
 def require(secret: SecretFile | None, connection: HTTPConnection) -> None:
-    """Raises ApiError 401 unless the request carries ``Authorization: Bearer TOKEN``; no secret: anybody may."""
+    """Raises ApiError 401 unless the request carries ``Authorization: Bearer TOKEN``. secret: None lets all through."""
     if secret is None:
         return
     scheme, _, given = connection.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not secret.holds(given.strip()):
-        raise ApiError(401, "a valid bearer token is needed in the header Authorization", code="invalid_api_key")
-
-
-MOST_AFTER = 2**53
-_AFTER = {
-    "name": "after",
-    "in": "query",
-    "required": False,
-    "description": "only rows with a number above this; -1: from the oldest kept; then `next` of the latest answer",
-    "schema": {"type": "integer", "minimum": -1, "maximum": MOST_AFTER, "default": -1},
-}
+        raise ApiError(401, "the Authorization header needs a valid bearer token", code="invalid_api_key")
 
 
 def openapi(*, read_only: bool) -> dict[str, Any]:
-    """read_only: without a token, so the routes that change something refuse."""
+    """The OpenAPI 3.1 document of these routes. read_only: leave out the routes that change something."""
     paths: dict[str, Any] = {
         "/tuning/v1/state": {"get": _read("Envelope, knobs, policies, revision and lease", wire.State)},
         "/tuning/v1/steps": {"get": _read("Step records by column", wire.StepColumns, _AFTER)},
@@ -116,28 +139,8 @@ def openapi(*, read_only: bool) -> dict[str, Any]:
     return document
 
 
-_TEXT_OR_NULL = {"type": ["string", "null"]}
-# What ``ApiError.body`` gives: this one answer is OpenAI's, not the protocol's.
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": _TEXT_OR_NULL,
-                "code": _TEXT_OR_NULL,
-            },
-        }
-    },
-}
-
-
 def _components() -> dict[str, Any]:
-    """Every message and every part of one, under its own name."""
+    """Schemas of all messages and their parts, by name."""
     found: dict[str, Any] = {"Error": _ERROR}
     for name, schema in wire.json_schemas().items():
         parts = schema.pop("$defs", {})
@@ -146,7 +149,7 @@ def _components() -> dict[str, Any]:
 
 
 def _relocated(value: Any) -> Any:
-    """The same schema with its references pointing to the document's components."""
+    """The schema with its references changed to the document's components."""
     if isinstance(value, dict):
         return {key: _relocated(part) for key, part in value.items()}
     if isinstance(value, list):
@@ -182,16 +185,10 @@ def _changing(summary: str, kind: type[wire.Message], needs_body: bool = True) -
     }
 
 
-PREFIX = "/tuning/v1"
-_BODY_S = 10.0
-
-Handler = Callable[[Request], Awaitable[Response]]
-
-
 def tuning_routes(source: TuningSource, secret: SecretFile | None, token_with: str) -> list[Route]:
-    """The protocol's routes; without a secret those that change something refuse with 403.
+    """The protocol's routes; without a secret, those that change something answer 403.
 
-    token_with: how an operator gives this engine its token file, for the text of that refusal.
+    token_with: the flag or variable that sets the token file, named in that refusal.
     """
 
     def guarded(handler: Handler, writes: bool = False) -> Handler:
@@ -201,7 +198,7 @@ def tuning_routes(source: TuningSource, secret: SecretFile | None, token_with: s
                     raise ApiError(403, _read_only(token_with), code="read_only")
                 require(secret, request)
                 return await handler(request)
-            except ApiError as error:  # here, for the application around us may be somebody else's
+            except ApiError as error:  # here, because the enclosing application may not be ours
                 return error.response()
 
         return guard
@@ -266,7 +263,7 @@ async def _change(source: TuningSource, request: Request, what: Change) -> Respo
         body = await read_body(request, wire.MAX_BODY_BYTES, _BODY_S)
     except ApiError as error:
         return await _malformed(source, error.message, error.status)
-    empty_is_fine = what == "revert"  # one line of curl must be enough to go back
+    empty_is_fine = what == "revert"  # so that a plain curl -X DELETE reverts
     try:
         wish = wire.parse(CHANGES[what], body or (b"{}" if empty_is_fine else b""))
     except InputError as error:
