@@ -9,7 +9,7 @@ from rooftune.policies.errors import InputError, bad_value
 
 @dataclass(frozen=True, slots=True)
 class PackagedModel:
-    """A model file inside an installed package. licence: of the model; source: where it was published."""
+    """A model file inside an installed package. licence: the model's; source: where it was published."""
 
     name: str
     package: str
@@ -36,7 +36,7 @@ def find_packaged(name: str) -> tuple[PackagedModel, Path]:
     if name not in CATALOG:
         raise bad_value("model", name, f"one of {', '.join(CATALOG)}", "or give serve any folder with a model")
     packaged = CATALOG[name]
-    # Only looked for, never imported: importing it would ask for its own dependencies.
+    # Only located, never imported: importing it would need its own dependencies.
     spec = importlib.util.find_spec(packaged.module)
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
     for folder in folders:

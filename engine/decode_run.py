@@ -1,4 +1,4 @@
-"""Everybody decodes, step after step, and nobody comes or goes: what is then alike for all is done once for all."""
+"""A run of steps in which the same requests all decode, so that the work they share is done once per step."""
 
 from collections.abc import Callable, Iterator
 
@@ -15,7 +15,7 @@ from rooftune.policies.step_time import StepModel
 
 
 class RunEvents:
-    """The events of one step of a run, made when somebody goes through them: on the thread that delivers them."""
+    """The events of one step of a run, made during iteration, on the thread that delivers them."""
 
     __slots__ = ("_callers", "_token_ids")
 
@@ -29,12 +29,12 @@ class RunEvents:
 
 
 class DecodeRun:
-    """The steps that follow one in which everybody who runs got a token behind its prompt, all at the same instant.
+    """The steps that follow one in which every running request decoded a token, all at the same instant.
 
-    While the setting stays the same and nobody comes or goes, ``plan_step`` and ``finish_step`` would do the same for
-    everybody again, one token further; only a block that begins is taken from the pool in its step. What they would
-    have written, the tokens, the gaps and the contents of filled blocks are booked by ``settle``: until then nobody may
-    look at the requests' rows or flights, nor let anybody come or go.
+    While the setting and the set of requests stay the same, ``plan_step`` and ``finish_step`` would repeat the same
+    work one token further; only a new block is taken from the pool in its step. ``settle`` writes what they would have
+    written, the tokens, the gaps and the contents of filled blocks. Until then the requests' rows and flights must not
+    be read, and no request may join or leave.
 
     flights: in the order of the plan, of the step just finished. name: gives a flight's next filled block its content;
     None where no prefix is cached.
@@ -58,9 +58,9 @@ class DecodeRun:
 
     @staticmethod
     def can_follow(setting: Setting, state: State, figures: StepFigures) -> bool:
-        """Whether a step with these figures, in which nobody has ended, can be taken further.
+        """Whether a run can follow a step with these figures, in which no request ended.
 
-        Whoever waits must have no chance to be admitted, and change nothing in the budget from step to step.
+        A waiting request must have no chance to be admitted and must not change the budget from step to step.
         """
         if not figures.decodes == figures.sampled == figures.running:
             return False
@@ -70,11 +70,11 @@ class DecodeRun:
         return counters[r.RUNNING_COUNT] >= setting.max_running and setting.budget_policy != STEP_TIME_TARGET
 
     def plan(self, setting: Setting, model: StepModel) -> bool:
-        """Plan the next step. False: it is not like the one before; nothing is planned, and the run is over."""
+        """Plan the next step. False when it differs from the one before: nothing is planned, and the run is over."""
         if setting is not self._setting or not (self._begun or self._begin(model)):
             return False
         counters, step = self._state.counters, self._planned + 1
-        # Whose block is full with the step before computes the first token of another.
+        # A request whose block the step before filled begins another with this token.
         beginning = self._fills[(step - 2) % self._size]
         if len(beginning) > counters[r.FREE_BLOCKS]:
             return False
@@ -91,17 +91,17 @@ class DecodeRun:
         return StepBatch(self._segments, follows=True)
 
     def all_stay(self, token_ids: list[int]) -> bool:
-        """Whether nobody ends with these tokens. If not, they are for the flights one by one, after ``settle``."""
+        """Whether no request ends with these tokens. If one does, call ``settle`` and book them flight by flight."""
         return self._left > 1 and self._stops.isdisjoint(token_ids)
 
     def take(self, token_ids: list[int], now_s: float) -> tuple[float, RunEvents]:
-        """The tokens of the planned step, after which all stay; the gap before them, and what their callers hear."""
+        """Take the tokens of a planned step that ends no request; returns the gap before them and the events."""
         self._taken.append(token_ids)
         self._left -= 1
         return self._gaps.close(now_s), RunEvents(self._callers, token_ids)
 
     def settle(self) -> None:
-        """Book what was done for all, between two steps or behind the plan of one; the run is over."""
+        """Write the run's results to each request, between two steps or right after a plan; the run is over."""
         if not self._begun:
             return
         self._begun = False
@@ -114,7 +114,7 @@ class DecodeRun:
             flight.gaps.add(self._gaps)
         if self._name is None:
             return
-        # In the order of the steps: of two blocks with one content, the first is the one that is found.
+        # In the order of the steps, because lookup finds the first of two blocks with the same content.
         for step in range(1, self._planned + 1):
             if step > 1:
                 self._let_find(step)
@@ -138,7 +138,7 @@ class DecodeRun:
         self._callers = [(flight.sink, flight.request_id, flight.cached) for flight in flights]
         self._left = min([flight.most_tokens - len(flight.token_ids) for flight in flights])
         self._stops = frozenset().union(*{flight.stops for flight in flights})
-        # After so many tokens (modulo the size of a block): whose blocks are full, and what they had computed before.
+        # By steps modulo the block size: flights whose block is full then, and their tokens computed before.
         self._fills: list[list[tuple[Flight, int]]] = [[] for _ in range(self._size)]
         for flight in flights:
             tokens = len(flight.token_ids)
@@ -146,7 +146,7 @@ class DecodeRun:
         return True
 
     def _let_find(self, step: int) -> None:
-        """The blocks that the plan of this step fills can be found from then on."""
+        """Let lookup find the blocks that this step's plan fills."""
         self._grow(self._fills[(step - 1) % self._size], step)
 
     def _grow(self, whose: list[tuple[Flight, int]], step: int) -> None:
@@ -154,7 +154,7 @@ class DecodeRun:
             grow(self._state, self._boot, flight.slot, computed + step)
 
     def _write_tokens(self) -> None:
-        """The tokens so far to their flights."""
+        """Append the tokens so far to their flights."""
         new = self._taken[self._written :]
         if new:
             for flight, token_ids in zip(self.flights, zip(*new, strict=True), strict=True):
@@ -162,7 +162,7 @@ class DecodeRun:
             self._written += len(new)
 
     def _segments(self) -> tuple[Segment, ...]:
-        """For a runner that asks: each computes the token that came out of the step before."""
+        """For a runner that reads them: each computes the token that the step before sampled."""
         self._write_tokens()
         return tuple(
             Segment(flight.token_ids[-1:], len(flight.token_ids) - 1, flight.block_table, True, flight.request.sampling)

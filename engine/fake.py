@@ -31,7 +31,7 @@ FAKE_FACTS = ModelFacts(
 
 
 class ManualClock:
-    """A clock that stands still until somebody moves it. Call it for the time in seconds."""
+    """A clock that stands still until a caller moves it. Call it for the time in seconds."""
 
     def __init__(self, now_s: float = 0.0) -> None:
         self.now_s = now_s
@@ -44,7 +44,7 @@ class ManualClock:
 
 
 def _mixed(value: int, token_id: int) -> int:
-    """A 64-bit number that stands for everything that ``value`` stood for, and one more token."""
+    """A 64-bit digest of everything that ``value`` covers and one more token."""
     value = ((value ^ token_id) * _MIX + 0x94D049BB133111EB) & _MASK
     return value ^ (value >> 29)
 
@@ -56,7 +56,7 @@ def _spoken(content: int, seed: int, vocab_tokens: int) -> int:
 
 
 def expected_tokens(prompt: Sequence[int], count: int, seed: int = 0, vocab_tokens: int = VOCAB_TOKENS) -> list[int]:
-    """The ``count`` tokens that follow a prompt, whoever schedules them."""
+    """The ``count`` tokens that follow a prompt, whatever the schedule."""
     content, tokens = 0, []
     for token_id in prompt:
         content = _mixed(content, token_id)
@@ -116,7 +116,7 @@ class FakeRunner:
         ]
 
     def duration_s(self, step: StepBatch) -> float:
-        """What the step-time model says of a step."""
+        """Duration of a step by the step-time model."""
         assert self._cost is not None
         half = self._facts.vocab_tokens // 2
         decodes = 0

@@ -1,4 +1,4 @@
-"""What one planned step computes and leaves standing: the content of its record."""
+"""What one planned step computes and the state it leaves: the content of its record."""
 
 from rooftune.engine.interface import StepRecord
 from rooftune.engine.protocol import InForce
@@ -46,7 +46,7 @@ class StepFigures:
         self.waiting = counters[WAITING_COUNT]
         self.free_blocks = counters[FREE_BLOCKS]
         self.budget = counters[BUDGET]
-        # Who gets a token has all before it computed; when that is everybody, nobody needs to be looked at.
+        # A request that gets a token has its whole prompt computed; when all get one, none needs a closer look.
         self.partials = 0 if self.sampled == self.running else _partials(state)
 
     def record(

@@ -34,7 +34,7 @@ class Gaps:
         return gap_s
 
     def add(self, later: "Gaps") -> None:
-        """Gaps that followed on these and were counted apart."""
+        """Add gaps that follow these and were counted separately."""
         self.last_s = later.last_s
         self.count += later.count
         longest_s = [gap_s for gap_s in (self.longest_s, later.longest_s) if gap_s is not None]
@@ -90,7 +90,7 @@ class Flight:
         return len(self.token_ids) - self.prompt_tokens
 
     def take(self, token_id: int, now_s: float) -> float | None:
-        """A token came out of the step that ended at ``now_s``; returns the gap before it, None for the first."""
+        """Add a token of the step that ended at ``now_s``; returns the gap before it, None for the first."""
         token_ids = self.token_ids
         token_ids.append(token_id)
         if token_id in self.stops:

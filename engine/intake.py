@@ -26,7 +26,7 @@ MAX_RETRY_AFTER_S = 60
 
 
 class Intake:
-    """Refuses what can never run or finds no place. Safe for any thread; now_s: the engine's clock."""
+    """Refuses requests that can never run or do not fit the queue. Safe for any thread; now_s: the engine's clock."""
 
     def __init__(self, facts: ModelFacts, options: EngineOptions, now_s: Callable[[], float]) -> None:
         self._facts = facts
@@ -58,7 +58,7 @@ class Intake:
         size = self._facts.block_tokens
         try:
             self._check(request)
-            # Hashing a long prompt is the dearest part: on the caller's thread, outside the lock.
+            # Hashing a long prompt costs most, so it runs on the caller's thread, outside the lock.
             digests = chain_digests(request.prompt_token_ids, size) if self._options.prefix_caching else []
             stops = request.stop_token_ids
             if not request.ignore_eos:
@@ -105,7 +105,7 @@ class Intake:
                 self._changed.notify_all()
 
     def close(self, why: str) -> None:
-        """Nothing new from now on; the first reason stays."""
+        """Refuse new requests from now on; the first reason stays."""
         with self._changed:
             self._closed = self._closed or why
         self.wake.set()
@@ -122,7 +122,7 @@ class Intake:
         if total > self._most_tokens:
             raise TooLong(
                 f"prompt of {len(prompt)} and output of {request.max_tokens} tokens are {total}, must be at most "
-                f"{self._most_tokens} together; shorten the prompt or ask for less"
+                f"{self._most_tokens} together; shorten the prompt or lower max_tokens"
             )
         least, most = min(prompt), max(prompt)
         if least < 0 or most >= self._facts.vocab_tokens:
@@ -139,7 +139,7 @@ class Intake:
             raise Busy(f"{self._live} requests are in flight, must be at most {most}; come back later", self._retry())
 
     def _retry(self) -> int:
-        """Whole seconds in which half of all would have ended at the recent pace, 1 to 60."""
+        """Whole seconds in which half of the requests in flight would end at the recent pace, 1 to 60."""
         ends_s = self._ends_s
         if len(ends_s) < 2:
             return 1

@@ -1,4 +1,4 @@
-"""What the HTTP side may ask of a running engine: values, refusals and one Protocol. No torch, no HTTP.
+"""The interface between a running engine and its HTTP server: values, refusals, one Protocol. No torch, no HTTP.
 
 Threads: every method of ``Engine`` may be called from any thread. Sinks and observers are called by the loop's one
 thread (or by whatever ``deliver_with`` names); they must be quick and must not raise. Times are seconds on the
@@ -20,7 +20,7 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # an end-of-sequence or stop token, which is the last one delivered
     LENGTH = "length"  # max_tokens
-    CANCELLED = "cancelled"  # somebody called ``cancel`` and gave no other reason
+    CANCELLED = "cancelled"  # a caller used ``cancel`` and gave no other reason
     FAILED = "failed"  # the engine stopped or broke
 
 
@@ -30,7 +30,7 @@ class RejectReason(StrEnum):
     BUSY = "busy"
     TOO_LONG = "too_long"
     STOPPING = "stopping"
-    INVALID = "invalid"  # a token id outside the vocabulary; over HTTP also whatever else a request may have wrong
+    INVALID = "invalid"  # a token id outside the vocabulary; over HTTP also any other error in a request
 
 
 class Busy(RefusedError):
@@ -68,14 +68,14 @@ class GenerationRequest:
         if len(self.prompt_token_ids) == 0:
             raise InputError("the prompt is empty; give at least one token")
         if self.max_tokens < 1:
-            raise bad_value("max_tokens", self.max_tokens, "at least 1", "ask for one token or more")
+            raise bad_value("max_tokens", self.max_tokens, "at least 1", "set it to 1 or more")
 
 
 class TokenEvent(NamedTuple):
-    """What one step brought a request. token_ids: new tokens, in order; may be empty only with ``finished``.
+    """What one step produced for a request. token_ids: new tokens, in order; may be empty only with ``finished``.
 
-    cached_tokens: prompt tokens that the prefix cache spared at its first admission. After ``finished`` no
-    further event comes. (A tuple, because one is made for every token and it costs a third.)
+    cached_tokens: prompt tokens that the prefix cache spared at its first admission. No event follows ``finished``.
+    (A tuple, because one is made for every token and it costs a third.)
     """
 
     request_id: int
@@ -158,8 +158,8 @@ class ChangeKind(StrEnum):
 
 
 class Observer(Protocol):
-    """What metrics hear of. Called between two steps or at the end of one; ``on_rejected`` and ``on_change`` also by
-    the thread that called the engine. Must not call the engine."""
+    """Receives events for metrics. Called between two steps or at the end of one; ``on_rejected`` and ``on_change``
+    also by the thread that called the engine. Must not call the engine."""
 
     def on_step(self, record: StepRecord) -> None: ...
 
@@ -182,7 +182,7 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Where the engine stands now, for gauges.
+    """The engine's current state, for gauges.
 
     waiting: taken but not running. kv_used: 0..1. preemptions: since start. budget_configured_tokens: step_tokens
     of the setting in force; budget_in_force_tokens: what the latest step was allowed (policies lower it).
@@ -210,18 +210,18 @@ class Tuning(Protocol):
     def tuning_state(self) -> wire.State: ...
 
     def push(self, request: wire.PushRequest) -> wire.PushAnswer | wire.Refusal:
-        """In force from the next step on, or refused, and then nothing has changed."""
+        """Apply knobs from the next step on, or refuse and change nothing."""
         ...
 
     def revert(self, request: wire.RevertRequest) -> wire.PushAnswer:
-        """The boot settings from the next step on; never refused."""
+        """Restore the boot settings from the next step on; never refused."""
         ...
 
     def resume(self, request: wire.ResumeRequest) -> wire.PushAnswer: ...
 
     def steps_after(self, after: int) -> wire.StepColumns:
-        """Step records with a number above ``after`` (-1: from the oldest kept), a thousand at a time: ask again with
-        ``next`` until nothing comes."""
+        """Step records with a number above ``after`` (-1: from the oldest kept), a thousand at a time: call again with
+        ``next`` until no rows come."""
         ...
 
     def requests_after(self, after: int) -> wire.RequestColumns: ...
@@ -239,7 +239,7 @@ class Engine(Tuning, Protocol):
         ...
 
     def submit(self, request: GenerationRequest, sink: Sink, arrived_s: float | None = None) -> int:
-        """Takes a request and returns its id; ``sink`` hears of every token, always at least one finishing event.
+        """Takes a request and returns its id; ``sink`` gets an event for every token and always one finishing event.
 
         arrived_s: when it reached the process, ``now_s()`` if None; must not lie in the future.
         Raises Busy, TooLong, Stopping, or InputError for a token id outside the vocabulary.
@@ -268,9 +268,9 @@ class Engine(Tuning, Protocol):
     def start(self) -> None: ...
 
     def drain(self, timeout_s: float) -> bool:
-        """Takes nothing new and waits for what is in flight; False when some was left at the timeout."""
+        """Refuses new requests and waits for those in flight; False when some were left at the timeout."""
         ...
 
     def stop(self) -> None:
-        """Ends the loop's thread after its step; what is still in flight hears FAILED."""
+        """Ends the loop's thread after its step; requests still in flight end with FAILED."""
         ...

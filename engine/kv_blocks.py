@@ -58,7 +58,7 @@ def leave(boot: Boot, state: State, slot: int) -> None:
 def chain_digests(token_ids: Sequence[int], block_tokens: int, before: bytes = NO_DIGEST) -> list[bytes]:
     """A digest for every whole block, over its tokens and all that stands before it.
 
-    ``before``: the digest of the block in front of ``token_ids``. 32 bytes, so that nobody can make two contents meet.
+    ``before``: the digest of the block in front of ``token_ids``. 32 bytes, so that no client can force a collision.
     """
     digests = []
     raw = array("q", token_ids).tobytes()
@@ -71,9 +71,9 @@ def chain_digests(token_ids: Sequence[int], block_tokens: int, before: bytes = N
 class ContentKeys:
     """Small integers for contents: what ``State.keys`` holds and ``State.key_head`` is indexed by.
 
-    A key is given back once no live request names it and no block holds it. Blocks lose their content inside
-    ``plan_step``, unheard; so keys that no request names stand in a line, and every new key looks at the two that
-    wait longest. That keeps at most about twice as many keys as there are blocks and named keys.
+    A key is freed once no live request names it and no block holds it. ``plan_step`` evicts blocks without a
+    callback, so keys that no request names stand in a line, and every new key checks the two that wait longest.
+    That keeps at most about twice as many keys as there are blocks and named keys.
     """
 
     _LOOKS = 2
@@ -99,7 +99,7 @@ class ContentKeys:
         self._keys[at] = key
 
     def forget(self, at: int, count: int) -> None:
-        """A request has ended: its ``count`` keys from ``at`` on are no longer named by it."""
+        """Release the ``count`` keys from ``at`` on of a request that ended."""
         for place in range(at, at + count):
             key = self._keys[place]
             self._keys[place] = -1
@@ -115,11 +115,11 @@ class ContentKeys:
 
     @property
     def named(self) -> int:
-        """Of these, keys that live requests name."""
+        """Keys that live requests name."""
         return sum(count > 0 for count in self._named_by)
 
     def sweep(self) -> None:
-        """Give back every key that nobody needs (the line does it bit by bit; tests want it whole)."""
+        """Free every unused key at once, for tests (in service each new key checks two)."""
         for _ in range(len(self._line)):
             self._look_at_one()
 

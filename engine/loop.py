@@ -66,9 +66,9 @@ class EngineLoop:
         self._tables = self._state.table.reshape(slots, rows)
         self._flights: list[Flight | None] = [None] * slots
         self._slot_of: dict[int, int] = {}
-        self._free_slots = list(range(slots))  # a heap: who arrives together stands in order of arrival
+        self._free_slots = list(range(slots))  # a heap: requests that arrive together keep their order of arrival
         self._ended = count()
-        self._run: DecodeRun | None = None  # while everybody decodes and nobody comes or goes
+        self._run: DecodeRun | None = None  # while all requests decode and none joins or leaves
         self._preempted = self._preempted_before = 0
         self._joins_s: float | None = None  # end of the step just before; None after a pause
         self.latest: StepRecord | None = None
@@ -76,7 +76,7 @@ class EngineLoop:
         self.deliver: Deliver = deliver_here
 
     def step(self) -> bool:
-        """One step; False when there was nothing to compute, and nothing will change until somebody calls."""
+        """One step; False when there was nothing to compute, and nothing will change without a call from outside."""
         now_s = self._now_s()
         start_s = now_s if self._joins_s is None else self._joins_s
         self._joins_s = None
@@ -136,7 +136,7 @@ class EngineLoop:
             self._run = None
 
     def _batch(self, planned: int, now_s: float) -> tuple[StepBatch, list[Flight], StepFigures]:
-        """The planned step for the runner, whose tokens it samples, and its figures."""
+        """The planned step for the runner, the flights that sample a token in it, and its figures."""
         rows, flights = self._rows, self._flights
         segments, sampled, figures = [], [], StepFigures()
         decodes = decode_context = 0
@@ -163,7 +163,7 @@ class EngineLoop:
         return StepBatch(tuple(segments)), sampled, figures
 
     def _book(self, sampled: list[Flight], token_ids: list[int], now_s: float, events: Events) -> list[float]:
-        """The new tokens to their flights; returns the gaps that they closed."""
+        """Add the new tokens to their flights; returns the gaps that they closed."""
         run, caching = self._run, self._options.prefix_caching
         if run is not None and run.all_stay(token_ids):
             shared_gap_s, heard = run.take(token_ids, now_s)
@@ -188,7 +188,7 @@ class EngineLoop:
         return gaps_s
 
     def _finish(self, force: InForce, sampled: list[Flight], figures: StepFigures, events: Events) -> None:
-        """Book the step in the state and let go of whoever has ended; if nobody has, and all decode, a run begins."""
+        """Book the step in the state and release requests that ended; if none did and all decode, a run begins."""
         if finish_step(self._boot, self._state) > 0:
             for flight in sampled:
                 if flight.finished is not None:
@@ -203,7 +203,7 @@ class EngineLoop:
             self.deliver(events)
 
     def _record(self, force: InForce, start_s: float, figures: StepFigures, gaps_s: list[float]) -> None:
-        """Steps without a pause join: what follows here counts in the next one's duration, so none is lost."""
+        """Steps without a pause join: time spent after this counts in the next step's duration, so none is lost."""
         preempted = self._preempted - self._preempted_before
         self._preempted_before = self._preempted
         self._joins_s = self._now_s()
@@ -229,7 +229,7 @@ class EngineLoop:
         self._name_block(flight, chain_digests(flight.token_ids[begin : begin + size], size, flight.digest)[0])
 
     def _retire(self, slot: int, why: FinishReason, now_s: float, events: Events, last: tuple[int, ...] = ()) -> None:
-        """A request that holds no block any more gives back its slot, keys and id."""
+        """Free the slot, keys and id of a request that holds no block any more."""
         flight = self._flights[slot]
         assert flight is not None
         row = self._rows[slot]

@@ -1,4 +1,4 @@
-"""What the engine tells Prometheus: hears every step and request as an Observer, answers a scrape as a collector."""
+"""The engine's Prometheus metrics: an Observer of every step and request, and a collector for scrapes."""
 
 import threading
 from bisect import bisect_left
@@ -60,7 +60,7 @@ STEP_CONTEXT = (
 
 
 class Histogram:
-    """Counts per bucket and a sum. Not locked: its owner is."""
+    """Counts per bucket and a sum. Not locked; the owner locks."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = tuple(bounds)
@@ -71,7 +71,7 @@ class Histogram:
     def add(self, values: Iterable[float]) -> None:
         """Each value goes into the first bucket whose upper bound is not below it."""
         bounds, counts = self._bounds, self._counts
-        # Gaps of one step are mostly equal: whoever decodes in it got a token in the one before as well.
+        # Gaps of one step are mostly equal: a request that decodes in it mostly got a token in the one before as well.
         for value, same in groupby(values):
             count = len(list(same))
             counts[bisect_left(bounds, value)] += count
@@ -106,7 +106,7 @@ class StepTable:
 
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# Steps that are counted together, at the latest: the code that counts is then warm, which it never is after a forward.
+# Most steps counted in one batch: from the second on the counting code is in cache, which it never is after a forward.
 HEARD_TOGETHER = 64
 
 
@@ -135,7 +135,7 @@ class Metrics(Collector):
         """The text of /metrics."""
         return generate_latest(self._registry)
 
-    # --- what the engine tells -----------------------------------------------------------------
+    # --- events from the engine ----------------------------------------------------------------
 
     def on_step(self, record: StepRecord) -> None:
         self._steps_heard.append(record)
@@ -169,7 +169,7 @@ class Metrics(Collector):
             self._changes[kind] += 1
 
     def _count_heard(self) -> None:
-        """Steps and gaps since the last time; the lock is held. Whoever appends meanwhile is counted now or next."""
+        """Count steps and gaps since the last call, under the lock. Later ones are counted now or at the next call."""
         while self._gaps_heard:
             gaps_s = self._gaps_heard.popleft()
             self._gap.add(gaps_s)
@@ -181,7 +181,7 @@ class Metrics(Collector):
             self._prefill_tokens += record.prefill_tokens
             self._decode_tokens += record.decode_tokens
 
-    # --- what Prometheus asks ------------------------------------------------------------------
+    # --- scrapes -------------------------------------------------------------------------------
 
     def collect(self) -> Iterator[Metric]:
         """All series at one moment."""

@@ -45,7 +45,7 @@ class EngineOptions:
             if not 1 <= getattr(self, name) <= wire.MAX_TOKENS:
                 raise bad_value(name, getattr(self, name), f"within 1..{wire.MAX_TOKENS}", "0 takes the boot value")
         if not 0 <= self.max_queue <= MAX_QUEUE:
-            raise bad_value("max_queue", self.max_queue, f"within 0..{MAX_QUEUE}", "refuse early rather than late")
+            raise bad_value("max_queue", self.max_queue, f"within 0..{MAX_QUEUE}", "512 is usual")
         if self.max_model_tokens < 0:
             raise bad_value("max_model_tokens", self.max_model_tokens, "at least 0", "0 takes the model's own length")
         bounds = self.gap_bounds_s
@@ -71,7 +71,7 @@ class EngineOptions:
         return min(own, self.max_model_tokens) if self.max_model_tokens else own
 
     def max_request_tokens(self, facts: ModelFacts) -> int:
-        """The same, and what fits the KV pool: the last token of a request never needs an entry."""
+        """Most tokens of one request that also fit the KV pool: the last token of a request never needs an entry."""
         return min(self.model_tokens(facts), facts.kv_tokens + 1)
 
     def envelope(self) -> Envelope:

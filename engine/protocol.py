@@ -1,8 +1,8 @@
 """The tuning protocol as objects: the knobs under their lease, and what ran, by column.
 
-``TuningDesk`` is shared by the loop's thread and whoever serves the protocol; one lock, held for microseconds.
-The loop asks it for the setting when a step begins and nowhere else, so a change takes effect between two steps,
-whole or not at all.
+The loop's thread and the threads that serve the protocol share ``TuningDesk`` under one lock, held for microseconds.
+The loop reads the setting when a step begins and nowhere else, so a change takes effect between two steps, whole or
+not at all.
 """
 
 import math
@@ -26,8 +26,8 @@ T = TypeVar("T")
 NO_MODEL = StepModel(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 _MOST_CHARS = 200  # of wire.Text
-# Most rows of one answer: while it is built and encoded (some 2 ms for a thousand steps) the loop stands still, for
-# there is one interpreter lock. Whoever is further behind asks again.
+# Most rows of one answer: while it is built and encoded (some 2 ms for a thousand steps) the loop stands still,
+# because Python threads share one interpreter lock. A reader further behind requests again.
 ANSWER_ROWS = 1000
 
 _ENDED = {
@@ -63,7 +63,7 @@ class Ring(Generic[T]):
 
     def after(self, number: int, most: int = wire.MAX_ROWS) -> tuple[list[tuple[int, T]], int]:
         """The first ``most`` rows above ``number`` in order, and how many such rows are gone, given that numbers have
-        no holes. Touches no other row, for whoever appends waits meanwhile."""
+        no holes. Touches no other row, because the appending thread waits meanwhile."""
         rows, kept = self._rows, len(self._rows)
         full = self._count > self._capacity
         oldest = self._count % self._capacity if full else 0
@@ -90,8 +90,8 @@ class InForce:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What the state says of the engine; see ``wire.State``. Names that the protocol cannot carry (a long path, a
-    character that is none) are cut to their end and mended: whoever serves such a model must still be tunable."""
+    """The state's facts about the engine; see ``wire.State``. Names that the protocol cannot carry are shortened to
+    their end (a long path) or get "?" for each unprintable character, so that every model can be tuned."""
 
     engine: str
     engine_version: str
@@ -126,7 +126,7 @@ class TuningDesk:
         self._gap_bounds_s = gap_bounds_s
         self._lock = Lock()
         self._book = lease.boot_book(envelope, boot, now_s(), max_lease_s)
-        self._stepped_s = -math.inf  # latest step under this lease; the book is told of it when something is due
+        self._stepped_s = -math.inf  # latest step under this lease; the book gets it when something is due
         self._next_step = 0
         self._steps: Ring[StepRecord] = Ring(ring_rows)
         self._requests: Ring[RequestRecord] = Ring(ring_rows)
@@ -137,7 +137,7 @@ class TuningDesk:
     # --- the loop's side ---
 
     def begin_step(self, now_s: float) -> InForce:
-        """What the step that begins now runs under. A lease that is over ends here, with or without a controller."""
+        """The setting of the step that begins now. An expired lease ends here, with or without a controller."""
         with self._lock:
             held = self._book.lease
             if held is not None:
@@ -150,17 +150,17 @@ class TuningDesk:
         return InForce(step, book.setting, book.step_model or NO_MODEL, book.revision)
 
     def skip_step(self) -> None:
-        """The step that began computes nothing: its number goes to the next one."""
+        """Give the number of a step that computes nothing to the next one."""
         with self._lock:
             self._next_step -= 1
 
     def note(self, text: str) -> None:
-        """Something that whoever reads the state should know; cut to what the schema takes."""
+        """Add a note for readers of the state; shortened to what the schema allows."""
         with self._lock:
             self._notes = (*self._notes, text[:_MOST_CHARS])[: wire.MAX_NOTES]
 
     def close(self, text: str) -> None:
-        """Boot setting now, and from here on every knob moves only by a restart; ``text`` says why in the state."""
+        """Restore the boot setting; after it only a restart changes a knob. ``text``: the reason, for the state."""
         self.note(text)
         with self._lock:
             bounds = tuple(replace(bound, mode=Mode.RESTART) for bound in self._book.envelope.by_name.values())
@@ -174,7 +174,7 @@ class TuningDesk:
             )
 
     def lease_left_s(self) -> float:
-        """Seconds; 0 without a lease. Ends a lease that is over."""
+        """Seconds; 0 without a lease. Ends an expired lease."""
         with self._lock:
             now_s = self._settle(self._now_s())
             return self._book.lease.left_s(now_s) if self._book.lease is not None else 0.0
@@ -264,7 +264,7 @@ class TuningDesk:
     # --- both ---
 
     def _settle(self, now_s: float) -> float:
-        """End a lease that is over; returns the time that counts."""
+        """End an expired lease; returns the time now (s)."""
         self._catch_up()
         held = self._book.lease
         self._book, _ = lease.expire(self._book, now_s)
@@ -273,7 +273,7 @@ class TuningDesk:
         return self._book.seen_s
 
     def _catch_up(self) -> None:
-        """Tell the book of the latest step."""
+        """Give the book the latest step's time."""
         stepped_s, self._stepped_s = self._stepped_s, -math.inf
         if stepped_s > self._book.seen_s:
             self._book, _ = lease.expire(self._book, stepped_s)

@@ -1,4 +1,4 @@
-"""A running engine: intake, tuning desk and loop together, with the one thread that turns it."""
+"""A running engine: intake, tuning desk and loop together, with the one thread that runs it."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from rooftune.policies import wire
 
 
 class RunningEngine:
-    """``Engine`` of engine/interface.py over a runner. ``start`` turns it; tests may call ``step`` themselves instead.
+    """``Engine`` of engine/interface.py over a runner. ``start`` runs it; tests may call ``step`` themselves instead.
 
     now_s: a monotonic clock (s). Raises InputError when the options do not fit together.
     """
@@ -128,7 +128,7 @@ class RunningEngine:
             self._turn()
             turned = True
         finally:
-            # An error goes on to threading.excepthook; whoever waits for a token must hear of it all the same.
+            # An error goes on to threading.excepthook; requests in flight must get their finishing event all the same.
             self._broken = not turned
             self._intake.close("it has stopped" if turned else "its loop broke")
             self._loop.let_go(FinishReason.FAILED)

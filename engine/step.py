@@ -1,4 +1,4 @@
-"""One step as a value: what the loop hands to whatever computes it, and what such a runner must offer.
+"""One step as a value that the loop passes to a runner, and the runner's interface.
 
 No torch here: the fake runner and the loop use these types as well.
 """
@@ -68,10 +68,10 @@ class Segment(NamedTuple):
 class StepBatch:
     """Everything one forward pass computes, at least one segment, each of another request.
 
-    segments: a tuple, or what makes it when somebody asks: whoever knows the step before needs none of a step that
-    ``follows``. That is, every segment of the step before was sampled, and its request computes the token that came
-    out of it, nobody else anything; its block table is the same, with one block more where the token begins one (so
-    it must be the scheduler's own row, not a copy). A runner that makes nothing of it reads the segments.
+    segments: a tuple, or a function that makes it at the first read, because a runner that kept the step before needs
+    no segments of a step that ``follows``. follows: every segment of the step before was sampled, and this step
+    computes exactly the tokens it sampled; the block tables are the same, with one more block where the token begins
+    one (so they must be the scheduler's own rows, not copies). A runner may ignore ``follows`` and read the segments.
     """
 
     __slots__ = ("_segments", "follows")

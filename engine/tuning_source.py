@@ -1,4 +1,4 @@
-"""Where the tuning routes get their answers from: this process's engine, or one that another process runs.
+"""The engine behind the tuning routes: one in this process or in another.
 
 Answers are JSON text already, so that an answer from another process is passed on as it came.
 """
@@ -20,7 +20,7 @@ CHANGES: dict[str, type[wire.Message]] = {
 
 
 class TuningSource(Protocol):
-    """Status and JSON text of one answer; raises ApiError when the engine cannot be asked."""
+    """Status and JSON text of one answer; raises ApiError when the engine cannot be reached."""
 
     async def read(self, what: Read, after: int) -> str: ...
 
@@ -55,7 +55,7 @@ def change(tuning: Tuning, wish: wire.Message) -> tuple[int, str]:
 
 
 class OwnEngine:
-    """An engine of this process; asked in a thread, so that no stream waits while up to a thousand rows are written."""
+    """An engine in this process; runs in a thread, so that no stream waits while up to a thousand rows are written."""
 
     def __init__(self, tuning: Tuning) -> None:
         self._tuning = tuning

@@ -1,4 +1,4 @@
-"""The HTTP application: OpenAI's routes, health, metrics, and the tuning protocol where it may be."""
+"""The HTTP application: OpenAI's routes, health, metrics, and the tuning protocol where it is allowed."""
 
 from collections.abc import Sequence
 

@@ -26,13 +26,13 @@ from rooftune.policies.step_time import NAMED_MODELS
 PREFIX = "fake:"
 _MODEL_TOKENS = 131_072
 _KV_BLOCKS = 8192
-# Prompts may use the lower half; the upper half is what it says.
+# Prompts use the lower half; the fake model's answers use the upper half.
 _VOCAB_TOKENS = 1 << 18
 FAKE_PROMPT_VOCAB_TOKENS = _VOCAB_TOKENS // 2
 
 
 class WallClock(ManualClock):
-    """Advancing it takes that long."""
+    """A clock that sleeps to advance."""
 
     def __call__(self) -> float:
         return time.monotonic()
@@ -85,8 +85,8 @@ def serve(arguments: argparse.Namespace) -> int:
         if private is not None:
             listeners.append(Listener(private_app(engine, metrics, tuning_secret), private))
         print(_about(runner, options.setting.step_tokens), flush=True)
-        # What lives as long as the server is not looked through again: with torch loaded, one full collection stops
-        # every stream for longer than a step.
+        # Objects that live as long as the server are left out of garbage collection: with torch loaded, one full
+        # collection stops every stream for longer than a step.
         gc.collect()
         gc.freeze()
         ready = [f"model {name!r} answers at {_address(public)}/v1", _tuning(public, private, tuning_secret)]
@@ -140,7 +140,7 @@ def _address(bound: socket.socket) -> str:
 
 def _tuning(public: socket.socket, private: socket.socket | None, secret: SecretFile | None) -> str:
     if private is None and secret is None:
-        return "no tuning routes: give --tuning-token-file, or --tuning-port for a read-only look"
+        return "no tuning routes: give --tuning-token-file, or --tuning-port for read-only access"
     kind = "read-only, without a token" if secret is None else "read and write, with the token"
     return f"tuning protocol at {_address(private or public)}/tuning/v1 ({kind})"
 

@@ -73,7 +73,7 @@ def text(value: object, name: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise bad_request(f"{name} holds half a surrogate pair, which is no text", name) from None
+        raise bad_request(f"{name} holds half a surrogate pair, which UTF-8 cannot encode", name) from None
     return value
 
 
@@ -115,13 +115,13 @@ NO_MATTER = frozenset(
         "request_id", "session_id", "priority",
     )
 )  # fmt: skip
-# Values that ask for what is done anyway.
+# Values that request the default behaviour.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "logprobs": (False,),  # and not 0, which asks for the logarithms of the chosen tokens
+    "logprobs": (False,),  # and not 0, which requests the log probabilities of the chosen tokens
     "top_logprobs": (0,),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -152,7 +152,7 @@ _SPECIAL_TOKENS = "add_special_tokens"
 
 
 def check_unsupported(body: Mapping[str, Any], *, chat: bool) -> None:
-    """Raises ApiError 400 for a field that asks for what is not offered, or that is not known."""
+    """Raises ApiError 400 for an unknown field, and for a value of a known one that the server does not support."""
     for name, value in body.items():
         if value is None or name in USED or name in NO_MATTER or name == _PROMPT[chat]:
             continue

@@ -15,7 +15,7 @@ from rooftune.policies.errors import bad_value
 
 
 class ApiError(Exception):
-    """A refusal with its HTTP status. param: the field that is wrong; retry_after_s: when to come again."""
+    """A refusal with its HTTP status. param: the field that is wrong; retry_after_s: when to retry."""
 
     def __init__(
         self, status: int, message: str, *, code: str, param: str | None = None, retry_after_s: int | None = None
@@ -41,7 +41,7 @@ class ApiError(Exception):
         return JSONResponse(self.body(), self.status, headers)
 
 
-COME_AGAIN_S = 5  # where nobody can say how long it takes
+COME_AGAIN_S = 5  # for refusals without an estimate of the wait
 
 
 TOO_LONG_CODE = "context_length_exceeded"
@@ -89,7 +89,7 @@ _LEAST_BODIES = 4  # of the greatest size that have room together
 
 
 class BodyRoom:
-    """Memory for the bodies of all clients that are not read through yet; only for the event loop's thread."""
+    """Memory for bodies that are not parsed yet, of all clients together; only for the event loop's thread."""
 
     def __init__(self, limits: Limits) -> None:
         self._most_bytes = max(limits.bodies_bytes, _LEAST_BODIES * limits.body_bytes)
@@ -97,8 +97,8 @@ class BodyRoom:
 
     @contextmanager
     def share(self) -> Iterator[Callable[[int], None]]:
-        """What is called with the size of each part that has come, and raises ApiError 429 when there is no room for
-        it; all of it is given back at the end."""
+        """Gives a function to call with the size of each part that has come; it raises ApiError 429 when there is no
+        room for it. All of it is released at the end."""
         mine = 0
 
         def take(size: int) -> None:
@@ -119,10 +119,10 @@ async def read_body(
     request: Request, limit_bytes: int, limit_s: float, take: Callable[[int], None] = lambda size: None
 ) -> bytes:
     """The body. Raises ApiError 413 above ``limit_bytes`` (as soon as that is known), 408 after ``limit_s``, 503 when
-    the server ends meanwhile, and what ``take`` does, which hears of the size of each part."""
+    the server ends meanwhile, and whatever ``take`` raises, which is called with the size of each part."""
     announced = request.headers.get("content-length", "0")
     if not (announced.isascii() and announced.isdecimal()):
-        raise bad_request("Content-Length is no number")
+        raise bad_request("Content-Length is not a number")
     if int(announced[:20]) > limit_bytes:
         raise _too_large(limit_bytes)
     parts: list[bytes] = []
@@ -138,7 +138,7 @@ async def read_body(
     except TimeoutError:
         raise ApiError(408, f"the body took longer than {limit_s:g} s; send it faster", code="timeout") from None
     except asyncio.CancelledError:  # nothing but the end of the server does that
-        raise ApiError(503, "the server stops; send the request to another one", code="stopping") from None
+        raise ApiError(503, "the server is stopping; send the request to another one", code="stopping") from None
     except ClientDisconnect:
         raise ApiError(400, "the client left before its body was complete", code="incomplete_body") from None
     return b"".join(parts)
@@ -153,14 +153,14 @@ def parse_object(body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(body, parse_constant=_no_constant, object_pairs_hook=_no_doubles)
     except (ValueError, RecursionError) as error:
-        raise bad_request(f"the body is no JSON: {str(error)[:200]}") from None
+        raise bad_request(f"the body is not valid JSON: {str(error)[:200]}") from None
     if not isinstance(value, dict):
         raise bad_request("the body must be a JSON object")
     return value
 
 
 def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class ImpatientProtocol(H11Protocol):
             self._late.cancel()
 
     def _watch(self) -> None:
-        """Start the time where a head is awaited and it does not run yet; stop it where one has come."""
+        """Start the timer while waiting for a head, unless it runs already; stop it when a head has come."""
         awaited = self.cycle is None or self.cycle.response_complete
         if awaited and self._late is None:
             self._late = self.loop.call_later(self.head_s, self.transport.abort)
@@ -222,5 +222,5 @@ async def answer_http_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def answer_defect(request: Request, error: Exception) -> JSONResponse:
-    """The same shape for what must not happen; the trace goes to the log."""
-    return ApiError(500, "a defect of this server, see its log; please report it", code="defect").response()
+    """The same shape for an unexpected exception; the trace goes to the log."""
+    return ApiError(500, "internal server error, see the server's log; please report it", code="defect").response()

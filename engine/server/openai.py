@@ -112,8 +112,8 @@ _BROKEN = "the engine stopped before the answer was complete; send the request a
 
 @dataclass(frozen=True)
 class Service:
-    """Everything that answering takes. api_key: None = anybody may ask. on_rejected: hears of requests refused before
-    they reached the engine; those it refuses itself it tells on its own."""
+    """Everything the routes need. api_key: None = no key is needed. on_rejected: called for requests refused before
+    they reach the engine; the engine reports those it refuses itself."""
 
     engine: Engine
     tokenizer: Tokenizer
@@ -126,7 +126,7 @@ class Service:
 def openai_routes(service: Service) -> list[Route]:
     """Routes that need the API key when there is one."""
     started = int(time.time())
-    # Threads of their own: the tuning protocol and the draining use the default ones, and wait for no prompt.
+    # Separate threads, so that the tuning protocol and the draining, on the default ones, never wait for a prompt.
     pool = ThreadPoolExecutor(_PROMPT_THREADS, thread_name_prefix="prompt")
     room = BodyRoom(service.limits)
 
@@ -195,7 +195,7 @@ def _begin(service: Service, body: bytes, chat: bool, arrived_s: float) -> tuple
 
 
 class AnswerResponse(Response):
-    """Writes an answer, streamed or whole, and gives it up the moment its client leaves."""
+    """Writes an answer, streamed or whole, and cancels it as soon as its client leaves."""
 
     def __init__(self, answer: Answer, writer: Writer, generation: Generation) -> None:
         super().__init__()

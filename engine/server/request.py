@@ -29,8 +29,8 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Token ids of a text; special: with whatever the model wants in front of a prompt. Must leave other threads
-        running meanwhile, for one of them turns the model."""
+        """Token ids of a text; special: with the tokens the model expects in front of a prompt. Must let other threads
+        run meanwhile, because one of them runs the model."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -43,9 +43,9 @@ class Tokenizer(Protocol):
         ...
 
 
-# So many characters hold one token at least, nearly always; where they do not, more of the text is looked at.
+# This many characters nearly always hold at least one token; where they do not, more of the text is encoded.
 _CHARS_A_TOKEN = 16
-_SLACK_TOKENS = 64  # a text that was cut may end in other tokens than the whole one
+_SLACK_TOKENS = 64  # a cut text may end in other tokens than the whole one
 _MORE_CHARS = 4
 
 
@@ -88,9 +88,9 @@ def read_prompt(
 
 
 def encode_within(tokenizer: Tokenizer, text: str, most_tokens: int, *, special: bool) -> list[int] | None:
-    """Token ids, or None for more than ``most_tokens``; then seldom more than the beginning has been encoded.
+    """Token ids, or None for more than ``most_tokens``, usually after encoding only the beginning.
 
-    Whoever sends megabytes costs no more than the longest prompt that could be served.
+    So a prompt of megabytes costs no more than the longest prompt that the server takes.
     """
     chars = _CHARS_A_TOKEN * (most_tokens + _SLACK_TOKENS)
     while chars < len(text):

@@ -33,7 +33,7 @@ class Listener:
 
 
 def bind_tcp(host: str, port: int, client_s: float) -> socket.socket:
-    """A bound socket. client_s: a client that reads nothing for so long, or has vanished so long without a word, is
+    """A bound socket. client_s: seconds after which a client that reads nothing, or that vanished without closing, is
     cut off. Raises InputError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -57,16 +57,16 @@ def _cut_off_after(bound: socket.socket, client_s: float) -> None:
     if not hasattr(socket, "TCP_USER_TIMEOUT"):
         return
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(client_s * 1000))
-    # While nothing is written (a request that waits, an answer in one piece) only a probe finds out who is gone.
+    # While nothing is written (a request that waits, an answer in one piece) only a probe finds a client that is gone.
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, min(_MOST_KEEPIDLE_S, math.ceil(client_s)))
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_EVERY_S)
 
 
 def bind_unix(path: Path) -> socket.socket:
-    """A Unix socket that only this user may open. Raises InputError, also when something is there already.
+    """A Unix socket that only this user may open. Raises InputError, also when the path exists already.
 
-    The file of a server that was killed is no such thing: nobody answers there, and the next start takes its place.
+    A socket file left by a killed server, on which no process listens, is replaced.
     """
     bound = socket.socket(socket.AF_UNIX)
     try:
@@ -81,7 +81,7 @@ def bind_unix(path: Path) -> socket.socket:
 
 
 def _is_left_over(path: Path) -> bool:
-    """Whether nobody listens at a Unix socket's file."""
+    """Whether no process listens at a Unix socket's file."""
     with socket.socket(socket.AF_UNIX) as caller:
         try:
             caller.connect(str(path))
@@ -91,7 +91,7 @@ def _is_left_over(path: Path) -> bool:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: it would close the door before the engine has drained."""
+    """uvicorn without its signal handlers: they would close the sockets before the engine has drained."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -103,7 +103,7 @@ def run(engine: Engine, listeners: Sequence[Listener], *, drain_s: float, ready:
 
     ready: called once when every listener answers.
 
-    Raises RefusedError when answers were left at the end of ``drain_s`` or the engine broke.
+    Raises RefusedError when answers were unfinished after ``drain_s`` or the engine broke.
     """
 
     async def until_signal() -> None:
@@ -122,7 +122,7 @@ async def serve(
     drain_s: float,
     ready: Callable[[], None],
 ) -> None:
-    """The same, told to stop by whatever comes out of ``signals``."""
+    """Serve until a signal comes out of ``signals``."""
     engine.deliver_with(deliver_on(asyncio.get_running_loop()))
     engine.start()
     servers = [_server(listener.app) for listener in listeners]
@@ -156,7 +156,7 @@ def _server(app: ASGIApp) -> _Server:
             log_level="warning",
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # nobody's word about an address is taken
+            proxy_headers=False,  # trust no header about the client's address
             timeout_keep_alive=30,
             timeout_graceful_shutdown=_FLUSH_S,
             backlog=_BACKLOG,

@@ -11,8 +11,8 @@ from rooftune.engine.server.request import Generation, Tokenizer
 
 UNFINISHED = "\ufffd"  # what a decoder writes for bytes that are no character (yet)
 _CONTEXT_TOKENS = 6
-_MOST_WINDOW_TOKENS = 64  # decoded anew for every token, so it must not grow with the answer
-# A character is at most 4 bytes. A longer run of these is no unfinished character but bytes that mean nothing.
+_MOST_WINDOW_TOKENS = 64  # decoded again for every token, so it must not grow with the answer
+# A character is at most 4 bytes. A longer run of these is not an unfinished character but invalid bytes.
 _MOST_UNFINISHED = 16
 _STILL_OPEN = 4
 
@@ -32,14 +32,14 @@ class Detokenizer:
         self._clean = 0 if self._prompts_own else len(self._window)  # here no character is cut
 
     def push(self, token: int) -> str:
-        """What can be said after one more token, perhaps nothing."""
+        """The text that is certain after one more token; may be empty."""
         self._window.append(token)
         text = self._tokenizer.decode(self._window)
         certain = _certain(text)
         piece = self._take(certain)
         if len(certain) == len(text) and piece:
             self._slide(self._clean, 0)
-        elif len(self._window) > _MOST_WINDOW_TOKENS:  # special tokens only, or bytes that mean nothing
+        elif len(self._window) > _MOST_WINDOW_TOKENS:  # special tokens only, or invalid bytes
             self._slide(len(self._window) - _CONTEXT_TOKENS, len(text) - self._sent)
         return piece
 
@@ -93,7 +93,7 @@ class StopStrings:
         self.hit: str | None = None
 
     def push(self, piece: str) -> str:
-        """What may be shown now. After a hit it is what came before the stop string, and then always nothing."""
+        """The text to send now. On a hit it ends before the stop string; after one it is always empty."""
         if self.hit is not None:
             return ""
         if not self._stops:
@@ -115,7 +115,7 @@ class StopStrings:
         return held
 
     def _could_begin(self, text: str) -> int:
-        """Length of the longest end of ``text`` that begins a stop string."""
+        """Length of the longest suffix of ``text`` that begins a stop string."""
         longest = min(len(text), max(len(stop) for stop in self._stops) - 1)
         for size in range(longest, 0, -1):
             if any(stop.startswith(text[-size:]) for stop in self._stops):
@@ -129,7 +129,7 @@ def deliver_on(loop: asyncio.AbstractEventLoop) -> Callable[[Iterable[tuple[Sink
     def deliver(events: Iterable[tuple[Sink, TokenEvent]]) -> None:
         try:
             loop.call_soon_threadsafe(_call, events)
-        except RuntimeError:  # the event loop is closed, so nobody is left to hear of it
+        except RuntimeError:  # the event loop is closed, so no client is left to answer
             return
 
     return deliver
@@ -175,7 +175,7 @@ class Answer:
         self._id = engine.submit(request, self._hear, arrived_s)
 
     def close(self, why: FinishReason = FinishReason.CANCELLED) -> None:
-        """Nothing more is wanted; the engine frees what it holds."""
+        """Cancel the request; the engine frees what it holds."""
         if not self._ended:
             self._ended = True
             self._engine.cancel(self._id, why)
@@ -222,7 +222,7 @@ class Answer:
 
 
 async def watch(receive: Receive, answer: Answer) -> None:
-    """Tells the answer when its client goes away; to be run beside the writing, with the body read already."""
+    """Stops the answer when its client leaves; runs beside the writing, after the body was read."""
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":

@@ -51,16 +51,16 @@ class Series(Collector):
         self._steps_at = self._requests_at = -1
 
     async def follow(self, ask: Ask, every_s: float = EVERY_S) -> None:
-        """Until cancelled; an engine that does not answer is asked again."""
+        """Until cancelled; retries an engine that does not answer."""
         while True:
             try:
                 await self.read(ask)
             except (ApiError, InputError) as error:
-                LOG.debug("rooftune: /metrics stands still: %s", error)
+                LOG.debug("rooftune: /metrics was not updated: %s", error)
             await asyncio.sleep(every_s)
 
     async def read(self, ask: Ask) -> None:
-        """Everything that is new. Raises ApiError when the engine cannot be asked."""
+        """Count all new rows. Raises ApiError when the engine cannot be reached."""
         state = wire.parse(wire.State, (await ask("state", -1)).encode(), wire.MAX_ANSWER_BYTES)
         with self._lock:
             self._state = state
