@@ -1,9 +1,8 @@
 """Attention over our KV blocks, registered with transformers under the name ``rooftune_paged``.
 
-The model runs on one packed row of tokens, several requests behind each other. In every layer this
-function stores the new keys and values, then lets each request's queries see its own keys and nothing
-else. On CUDA with half precision one variable-length kernel does it; elsewhere one
-scaled-dot-product call for each group of decodes and for each chunk.
+The model runs on one packed row of tokens, several requests behind each other. In every layer this function stores the
+new keys and values, then lets each request's queries see only its own keys. On CUDA with half precision one
+variable-length kernel does it; elsewhere one scaled-dot-product call for each group of decodes and for each chunk.
 """
 
 from typing import Any
@@ -68,7 +67,7 @@ def has_varlen_kernel(query: torch.Tensor) -> bool:
 def _varlen(step: StepGeometry, layer: int, queries: torch.Tensor, scaling: float | None, window: int) -> torch.Tensor:
     """All segments in one kernel; causal, aligned at the last key of each segment."""
     ragged = step.ragged()
-    # A gather, not the kernel's own block tables: those ask for blocks of 256 tokens on most cards.
+    # A gather, not the kernel's own block tables, which need blocks of 256 tokens on most cards.
     keys, values = step.store.read_slots(layer, ragged.slots)
     attended: torch.Tensor = varlen_attn(
         queries.contiguous(),

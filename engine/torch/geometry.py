@@ -1,8 +1,8 @@
 """Where the tokens of one step stand: rows of the packed forward, slots to write, blocks to read.
 
 Made once a step, shared by all layers. Layers with another sliding window read other blocks, so what
-depends on the window is made at its first use and kept for the layers that follow. A step that only takes the one
-before it further changes that one's in place: ``rooftune.engine.torch.groups``.
+depends on the window is made at its first use and kept for the layers that follow. A step that decodes one
+token further changes the geometry of the step before in place: ``rooftune.engine.torch.groups``.
 """
 
 from collections.abc import Sequence
@@ -113,10 +113,10 @@ class StepGeometry:
     token_ids, positions: (1, tokens). slots: (tokens,), where the new KV entries go. last_rows: rows whose
     logits are wanted. unwritten: in every block that this step begins, the slots behind its last new token: the first
     and how many. packed: (3, tokens), the memory of token_ids, positions and slots where the device is a CPU. Raises
-    ValueError when a block table is too short or names a block that is not there: a defect of the loop that would
+    ValueError when a block table is too short or names a block outside the store: a bug in the loop that would
     otherwise overwrite another request's entries.
 
-    Everything is counted for all segments at once: a step of a small model leaves no time for a loop over requests.
+    All is computed for all segments at once, because a step of a small model leaves no time for a loop over requests.
     """
 
     def __init__(self, segments: Sequence[Segment], store: KvStore, masks: CausalMasks) -> None:
@@ -164,19 +164,19 @@ class StepGeometry:
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Windows that were asked for; empty where the kernel for ragged steps did it."""
+        """Windows used so far; none where the variable-length kernel computes attention."""
         return tuple(self._reads)
 
     def reads(self, window: int) -> Reads:
         """Groups and chunks for layers that see the last ``window`` positions (0: all of them)."""
         if window not in self._reads:
             if self._onward:
-                raise RuntimeError(f"window {window} was first asked for when the step had been taken further")
+                raise RuntimeError(f"window {window} was first used after the step had advanced in place")
             self._reads[window] = self._make_reads(window)
         return self._reads[window]
 
     def go_on(self, reads: Reads) -> None:
-        """From here on somebody takes ``packed`` and these reads further in place; nothing else may be made of it."""
+        """From now on ``packed`` and these reads change in place; no other reads may be made from this geometry."""
         self._onward = True
         self._reads = {0: reads}
 
@@ -225,7 +225,7 @@ class StepGeometry:
         column = np.arange(len(owner)) - (width.cumsum() - width)[owner]
         seen = newest[owner] - column * size + 1  # keys from the start of each block to the query's own
         packed = np.empty((3 if window else 2, len(owner)), dtype=np.int64)
-        # Padding reads the request's own last block, nobody else's.
+        # Padding reads the request's own last block, never another request's.
         packed[0] = self._blocks[at[owner] + np.minimum(column, held[owner] - 1)]
         packed[1] = np.minimum(np.maximum(seen, 0), size)
         if window:
@@ -277,10 +277,10 @@ def _checked_blocks(segments: Sequence[Segment], held: IntArray, store: KvStore)
 
 
 class Onward:
-    """Takes the geometry of decodes alone further, one token each, as long as nobody comes or goes.
+    """Advances the geometry of a decode-only step by one token per request, while the set of requests stays the same.
 
-    The tensors that the model gets stay the same objects; a few numbers in them change. segments: of the step that
-    ``geometry`` was made for; their block tables are looked at again when a block is begun.
+    The tensors that the model gets stay the same objects; a few numbers in them change. segments: those of the step
+    that ``geometry`` was made for; their block tables are read again when a block begins.
     """
 
     def __init__(self, geometry: StepGeometry, segments: Sequence[Segment]) -> None:
@@ -291,7 +291,8 @@ class Onward:
         self._counts = geometry.packed[1:]
         self._starts: list[int] = positions.tolist()
         self._steps = 0
-        self._begins: list[list[int]] = [[] for _ in range(size)]  # rows that begin a block after so many steps
+        # Rows that begin a block, by number of steps modulo the block size.
+        self._begins: list[list[int]] = [[] for _ in range(size)]
         for row, start in enumerate(self._starts):
             self._begins[-start % size].append(row)
         reads = geometry.reads(0)
@@ -310,7 +311,7 @@ class Onward:
         )
 
     def advance(self, token_ids: Sequence[int]) -> bool:
-        """The geometry of the next step, whose tokens are these; False: it is of no use any more, make another."""
+        """Advance to the next step with these tokens; False: this object is of no more use, make another."""
         self._steps += 1
         self._token_ids[:] = token_ids
         self._counts += 1
@@ -319,7 +320,7 @@ class Onward:
             place, table = (self._starts[row] + self._steps) // size, self._tables[row]
             block = int(table[place]) if place < len(table) else -1
             if not 0 <= block < self.geometry.store.blocks:
-                return False  # whoever makes the geometry from the segments says what is wrong
+                return False  # making the geometry from the segments then raises the error
             self._slots[row] = block * size
             begun.append((self._place[row], block))
             if size > 1:

@@ -1,4 +1,4 @@
-"""``make gpu-check``: our torch engine on a CUDA card. Both attentions against each other, step time against tokens.
+"""``make gpu-check``: compares our two attentions on a CUDA card and measures step time by tokens.
 
     python -m rooftune.engine.torch.gpu_check [--device cuda] [--size auto|tiny|1b|3b|8b] [--seconds S] [--out DIR]
 
@@ -40,7 +40,7 @@ KERNELS_DIFFER = 0.25
 
 @dataclass(frozen=True)
 class Size:
-    """Shape of a Llama; vocab_tokens of the real ones, for logits are part of a step."""
+    """Shape of a Llama; vocab_tokens as in real models, because logits are part of a step."""
 
     layers: int
     hidden: int
@@ -85,7 +85,7 @@ KINDS = (
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """0: all is well; 1: the attentions differ; otherwise as every command."""
+    """Exit code 0: all is well; 1: the attentions differ; others as in every command."""
     parser = argparse.ArgumentParser(
         prog="python -m rooftune.engine.torch.gpu_check", description="the engine on a CUDA card"
     )
@@ -173,7 +173,7 @@ def random_model(size: Size, device: torch.device, dtype: torch.dtype) -> PreTra
 
 
 def make_step(kind: Kind, vocab_tokens: int, chance: random.Random) -> StepBatch:
-    """Every request with blocks of its own, so that no cache holds another's."""
+    """Segments with separate blocks for every request, so that no cache holds another's."""
     at = 0
 
     def segment(tokens: int, start: int) -> Segment:
@@ -273,7 +273,7 @@ def _fit(out: Path) -> int:
     words = ["fit", "--steps", str(out / "steps.csv"), "--out", str(out / "model.json")]
     if not rooftune.exists():
         line = " ".join(words)
-        print(f"gpu-check: there is no {rooftune}; install rooftune[tuner] and run: rooftune {line}", file=sys.stderr)
+        print(f"gpu-check: no {rooftune}; install rooftune[tuner] and run: rooftune {line}", file=sys.stderr)
         return 2
     print(f"rooftune {' '.join(words)}", flush=True)
     return subprocess.run([str(rooftune), *words], check=False).returncode

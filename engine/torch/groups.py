@@ -1,4 +1,4 @@
-"""Decodes of similar length, read together: who shares a group, and how a group goes on from step to step."""
+"""Groups decodes of similar length to read them together, and advances the groups from step to step."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from rooftune.engine.torch.kv_store import KvStore, Numbers, as_numpy
 GROUP_BYTES = 3 << 19
 # Decodes share a group only while the shortest is at least this part of the longest: padding is wasted work.
 GROUP_SHORTEST = 0.5
-# A group that goes on may grow by this part of its width, at least a block, before all are cut anew.
+# A group that goes on may grow by this part of its width, at least a block, before all groups are made again.
 GROWTH = 0.25
 
 
@@ -52,8 +52,8 @@ class GrowingGroups:
 
     groups: of the latest step. newest: the column of each request's own key, in the order of the groups.
     A step changes one number of each request's mask; a block that begins changes the table of its group, and only
-    where that makes the group wider are its tensors made anew. All by numpy: the first call of an operation of torch
-    behind a forward costs tens of microseconds.
+    where that makes the group wider are its tensors made again. All in numpy, because the first call of a torch
+    operation after a forward costs tens of microseconds.
     """
 
     def __init__(self, groups: Sequence[DecodeGroup], newest: IntArray, block_tokens: int) -> None:
@@ -82,8 +82,8 @@ class GrowingGroups:
             at = behind
 
     def advance(self, begun: Sequence[tuple[int, int]]) -> bool:
-        """Every request reads one key more; begun: those whose key begins a block, and that block. False: no room,
-        and the groups are of no use any more."""
+        """Let every request read one more key; begun: requests whose key begins a block, and that block. False: no
+        room, and the groups are of no more use."""
         for request, block in begun:
             number, row = self._place[request]
             place = self._held[request]
@@ -98,7 +98,7 @@ class GrowingGroups:
         return True
 
     def _widen(self, number: int) -> None:
-        """A place for one block more; until there is one, each request's own last block, nobody else's, is read."""
+        """Room for one more block; until it is used, each request reads its own last block there, never another's."""
         table = self._tables[number]
         count, width = table.shape
         wider = self._tables[number] = np.empty((count, width + 1), dtype=np.int64)

@@ -12,7 +12,7 @@ Numbers = npt.NDArray[Any]
 
 
 def as_numpy(tensor: torch.Tensor) -> Numbers:
-    """The same memory for numpy; numbers of a kind that numpy has not, as integers of their bits."""
+    """The same memory as a numpy array; dtypes that numpy lacks appear as integers of their bits."""
     numbers: Numbers = (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
     return numbers
 
@@ -21,13 +21,13 @@ class KvStore:
     """``keys[layer]`` and ``values[layer]``: (blocks, block_tokens, kv_heads, head_dim).
 
     Slot ``block * block_tokens + offset`` holds one token. Attention reads whole blocks and masks the rest, and a
-    masked weight of 0 times a NaN is still NaN: so the store starts zeroed, and ``clear`` is for the slots of a block
-    that its new request has not written yet. What an earlier one left there must not reach it.
+    masked weight of 0 times a NaN is still NaN: so the store starts zeroed, and ``clear`` zeroes the slots of a
+    block that its new request has not written yet, so that an earlier request's values never reach it.
 
-    clean: no number in the store is NaN or infinite, so that masking is enough and ``clear`` has nothing to do. Whoever
-    computes keeps it true, or takes it back for good. Never where looking costs more (a card would have to answer) or
-    where finite rows can have infinite keys: float16 ends at 65,504, and our families normalize what keys and values
-    are made of.
+    clean: no number in the store is NaN or infinite, so that masking is enough and ``clear`` has nothing to do. The
+    runner checks this every step and sets it to False for good when it fails. It starts False where the check costs
+    more than clearing (a GPU would have to synchronize) or where finite rows can have infinite keys: float16 ends at
+    65,504, and our families normalize what keys and values are made of.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """Linear layers whose weights lie as oneDNN's bfloat16 kernels want them, for models on a CPU.
 
-torch hands oneDNN a weight as it was stored, and oneDNN walks or reorders it anew in every call: for the few rows of
-a decode step that costs about as much as the product itself. Reordered once, at load, the same kernels give the same
-product (to the rounding of the order of their sums). Only bfloat16: in float32 our tokens are those of ``generate``,
-and those come from torch's own order of sums.
+torch hands oneDNN a weight as it was stored, and oneDNN walks or reorders it again in every call: for the few rows
+of a decode step that costs about as much as the product itself. Reordered once, at load, the same kernels give the
+same product (up to rounding, since they add in another order). Only bfloat16: in float32 our tokens must equal those of
+``generate``, which come from torch's own order of sums.
 """
 
 import torch
@@ -28,7 +28,7 @@ class PackedLinear(nn.Module):
 
 
 def can_pack(model: nn.Module) -> bool:
-    """Whether this torch and this CPU have what it takes (the operations are the ones torch's own compiler uses)."""
+    """Whether this torch and this CPU have the needed operations (those that torch's own compiler uses)."""
     weight = next(model.parameters())
     return (
         weight.device.type == "cpu"
@@ -58,18 +58,18 @@ def pack_linears(model: nn.Module) -> int:
     return count
 
 
-# Tokens of a slice for each thread: few enough that the weights, which the product lays out anew in every call, stay in
+# Tokens of a slice for each thread: few enough that the weights, which every call lays out again, stay in
 # its cache.
 SLICE_TOKENS = 2048
 
 
 class SlicedHead:
-    """Does what a float32 ``nn.Linear`` without bias does on a CPU, with the same weight.
+    """Replaces a float32 ``nn.Linear`` without bias on a CPU, with the same weight.
 
     For the few rows that a step samples, the product with a whole vocabulary takes longer than those with its slices
     (``rooftune bench engine-overhead`` prints both): no slice leaves the cache before it is multiplied.
 
-    whole: that module.
+    whole: the module it replaces.
     """
 
     def __init__(self, linear: nn.Linear) -> None:

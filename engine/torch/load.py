@@ -1,4 +1,4 @@
-"""Loads a causal language model and makes a runner of it: device, dtype, KV store, facts."""
+"""Loads a causal language model and makes a runner of it with a device, a dtype and a KV store."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ from rooftune.engine.torch.linear import can_pack, pack_linears
 from rooftune.engine.torch.runner import TorchRunner
 from rooftune.policies.errors import InfeasibleError, InputError, bad_value
 
-# On a CPU the memory belongs to others as well: a quarter of what is free, and no more than this.
+# On a CPU other programs need memory as well: take a quarter of what is free, and no more than this.
 CPU_SHARE = 0.25
 CPU_MOST_BYTES = 4 << 30
 # On a CUDA card the rest is for activations, logits and the allocator's own gaps.
@@ -120,8 +120,8 @@ def make_runner(
 ) -> TorchRunner:
     """A runner for a model that is in memory already, on its device and in its dtype; sets its attention to ours.
 
-    pack: give its linear layers the layout of ``engine/torch/packed.py`` where that helps; nothing else can run the
-    model as it was then.
+    pack: give its linear layers the layout of ``engine/torch/linear.py`` where that helps; then only this runner can
+    run the model.
     """
     config = model.config
     check_config(config, name)
@@ -179,7 +179,7 @@ def read_config(source: str) -> PretrainedConfig:
         return AutoConfig.from_pretrained(source)
     except (OSError, ValueError, StrictDataclassError) as error:
         raise InputError(
-            f"{source!r} is no model: {_first_line(error)}; give a folder with config.json (rooftune make-model DIR "
+            f"{source!r} is not a model: {_first_line(error)}; give a folder with config.json (rooftune make-model DIR "
             "makes one, rooftune get-model smollm2-135m DIR brings a real one) or a name on the hub"
         ) from error
 
@@ -256,7 +256,7 @@ class ModelTokenizer:
         if fast is None:
             raise InputError("this model's tokenizer has no fast form; save it with a tokenizer.json")
         self._fast = fast
-        # transformers sets these for every call, and two threads would meet there; here they are set once.
+        # transformers sets these in every call, where two threads would race; here they are set once.
         self._fast.no_truncation()
         self._fast.no_padding()
 

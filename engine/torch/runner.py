@@ -12,9 +12,9 @@ from rooftune.engine.torch.sampling import all_finite, draw, drawn_rows, greedy
 
 
 class TorchRunner:
-    """A Runner (see ``rooftune.engine.step``) over a causal language model that was set to our attention.
+    """A Runner (see ``rooftune.engine.step``) over a causal language model that uses our attention.
 
-    Make it with ``rooftune.engine.torch.load``. Not safe for two threads at once: the KV store is one.
+    Make it with ``rooftune.engine.torch.load``. Not thread-safe, because all calls share one KV store.
     """
 
     def __init__(self, model: PreTrainedModel, store: KvStore, facts: ModelFacts) -> None:
@@ -25,7 +25,7 @@ class TorchRunner:
         self._inner = model.base_model
         head = model.get_output_embeddings()
         self._head = SlicedHead(head) if SlicedHead.can_take(head) else head
-        self._inference = torch.inference_mode()  # one for all steps: as a decorator it is made anew for each
+        self._inference = torch.inference_mode()  # one for all steps: as a decorator it would be made again for each
         # Of the step before, for one that follows it.
         self._geometry: StepGeometry | None = None
         self._segments: tuple[Segment, ...] = ()
@@ -60,8 +60,8 @@ class TorchRunner:
         return tokens
 
     def _look(self, geometry: StepGeometry, logits: torch.Tensor | None, tokens: list[int]) -> None:
-        """Keep the store's word on being clean: the keys and values of a row are finite where its last hidden row is,
-        for each row attends to its own, and what is NaN or infinite once stays so through all later layers."""
+        """Keep ``KvStore.clean`` true or drop it: a row's keys and values are finite where its last hidden row is, for
+        each row attends to itself, and NaN or infinity stays so through all later layers."""
         if not self._store.clean:
             return
         if logits is not None and len(tokens) == geometry.packed.shape[1]:
@@ -70,7 +70,7 @@ class TorchRunner:
             self._store.clean = bool(self._hidden.isfinite().all())
 
     def prepare(self, step: StepBatch) -> StepGeometry:
-        """Everything that ``forward`` will ask for, and no stale entry where it will look; in inference mode."""
+        """Make all that ``forward`` needs and clear stale entries in the blocks it reads; in inference mode."""
         geometry = self._further() if step.follows else None
         self._tokens = None  # until this step has run: none can follow one that broke
         if geometry is None:
@@ -87,7 +87,7 @@ class TorchRunner:
         return geometry
 
     def _further(self) -> StepGeometry | None:
-        """The geometry of the step before, taken one token on in place; None where that cannot be done."""
+        """The geometry of the step before, advanced by one token in place; None where that cannot be done."""
         if self._geometry is None or self._tokens is None:
             return None
         if self._onward is None and Onward.can_take(self._geometry, self._segments):
@@ -95,7 +95,7 @@ class TorchRunner:
         return self._geometry if self._onward is not None and self._onward.advance(self._tokens) else None
 
     def forward(self, geometry: StepGeometry) -> torch.Tensor | None:
-        """The model's own work: logits of the rows that are wanted; None when none is."""
+        """Run the model; returns the logits of the rows that sample, None when none does."""
         hidden = self._hidden = self._inner(
             input_ids=geometry.token_ids,
             position_ids=geometry.positions,
@@ -105,6 +105,6 @@ class TorchRunner:
         self._windows = geometry.windows
         if len(geometry.last_rows) == 0:
             return None
-        # Only these rows go through the vocabulary: for a small model it is the dearest matrix of all.
+        # Only these rows go through the vocabulary: for a small model it is the most expensive matrix of all.
         logits: torch.Tensor = self._head(hidden.index_select(0, geometry.last_rows))
         return logits

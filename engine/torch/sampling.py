@@ -1,4 +1,4 @@
-"""From logits to tokens: greedy, or drawn with a number that only the request's seed and the position decide.
+"""Chooses tokens from logits, greedily or by a random number that depends only on the request's seed and position.
 
 A counter in place of a generator with state: a request draws the same tokens whatever else runs beside
 it, and again when it is recomputed after a preemption.
@@ -41,7 +41,7 @@ def sample(logits: torch.Tensor, samplings: Sequence[Sampling], positions: Seque
 
 
 def drawn_rows(samplings: Iterable[Sampling]) -> list[tuple[int, Sampling]]:
-    """The rows whose tokens chance decides."""
+    """The rows whose tokens are drawn at random."""
     return [(row, sampling) for row, sampling in enumerate(samplings) if sampling.temperature >= _GREEDY_BELOW]
 
 
@@ -62,8 +62,8 @@ def greedy(logits: torch.Tensor) -> list[int]:
     if logits.dtype == torch.float32:
         found: list[int] = logits.numpy().argmax(axis=-1).tolist()
         return found
-    # Numbers that are not negative have the order of their bits; a row whose largest is negative, or none, is looked
-    # at again.
+    # Numbers that are not negative have the order of their bits; a row whose largest is negative or NaN is
+    # checked again.
     bits = logits.view(_BITS[logits.itemsize]).numpy()
     best = bits.argmax(axis=-1)
     largest = bits[np.arange(len(best)), best]
@@ -76,8 +76,8 @@ def greedy(logits: torch.Tensor) -> list[int]:
 def all_finite(logits: torch.Tensor, tokens: Sequence[int]) -> bool:
     """Whether the rows of which ``logits`` were made were finite; tokens: what ``greedy`` found in them.
 
-    A number that is none, normalized and multiplied with the vocabulary, leaves NaN alone: of these, ``greedy`` takes
-    the first. So only where the first token was found is there anything to look at.
+    A NaN or infinity in a row, normalized and multiplied with the vocabulary, makes all its logits NaN, and of these
+    ``greedy`` takes the first. So only rows with token 0 need a check.
     """
     return 0 not in tokens or all(math.isfinite(logits[row, 0]) for row, token in enumerate(tokens) if token == 0)
 

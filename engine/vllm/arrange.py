@@ -1,8 +1,8 @@
-"""Who gets the tokens of the next step, arranged before vLLM plans it.
+"""Arranges, before vLLM plans a step, which requests get its tokens.
 
-vLLM serves what runs in list order, then what waits in list order, under one chunk cap for all. Whatever our rules want
-beyond that is brought about from outside, for one step at a time: the order of the two lists, a request that is not
-shown, a lower cap, a prefill that is passed over. ``Arranger.after`` takes all of it back.
+vLLM serves running requests in list order, then waiting ones in list order, under one chunk cap for all. Where our
+policies differ, we change its input for one step: reorder the two lists, hide a request, lower the cap, make vLLM pass
+over a prefill. ``Arranger.after`` undoes all of it.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from rooftune.policies.request import FCFS, Setting
 
 
 class Arranger:
-    """One scheduler's arrangement. Everything for the engine's thread."""
+    """The arrangement of one scheduler, for the engine's thread only."""
 
     def __init__(self, scheduler: Any, knobs: Knobs, recorder: Recorder, order: WaitingOrder) -> None:
         self._scheduler, self._knobs, self._recorder = scheduler, knobs, recorder
@@ -35,10 +35,10 @@ class Arranger:
         self.order = order
 
     def before(self, setting: Setting, budget: int, now_s: float) -> None:
-        """Budget and caps of this step and whatever else the setting asks for."""
+        """Set the budget and caps of this step and arrange the lists as the setting requires."""
         knobs, recorder, scheduler = self._knobs, self._recorder, self._scheduler
         running, waits = len(scheduler.running), self._length(scheduler.waiting) > 0
-        # Nobody reads and nobody can be admitted: whatever is set stays set, and the queue's order is no matter yet.
+        # No request is in prefill and none can be admitted: settings stay, and the queue's order does not matter yet.
         quiet = not recorder.partials and not (waits and running < setting.max_running)
         ordered = setting.order_policy != FCFS
         if quiet and waits and ordered and not self._disappointed:
@@ -65,7 +65,7 @@ class Arranger:
             self._keep_decodes_moving(setting, budget, cap)
 
     def after(self) -> None:
-        """What was only for the step is taken back, also when it failed."""
+        """Undo what was only for the step, also when the step failed."""
         scheduler = self._scheduler
         if self._held:
             unhide(scheduler.waiting, self._before, self._held)
@@ -130,7 +130,7 @@ class Arranger:
         return all(request.request_id in partials for request in running[len(running) - len(partials) :])
 
     def _hold_back(self, outlook: Outlook) -> None:
-        """Requests that a partial-prefill cap forbids to admit are not shown; nobody comes in who was not foreseen."""
+        """Requests that a partial-prefill cap forbids to admit are hidden, so that vLLM admits only foreseen ones."""
         if outlook.held:
             self._hide(outlook.held)
             self._admit_only(len(outlook.admitted))
@@ -164,7 +164,7 @@ class Arranger:
         if count == 1 and total >= max(outlook.admitted):
             room = total
         elif count == 1 and self._can_skip and 4 * total <= space:
-            self._skip(order[0])  # a scrap: rather unused for a step than at the price of those who go first
+            self._skip(order[0])  # a small rest: better unused for a step than taken from requests that go first
             return cap
         else:
             room = max(total // count, space // (count + 1), 1)

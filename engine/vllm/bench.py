@@ -1,6 +1,6 @@
 """Bench ``vllm-hook``: what the hook costs a real vLLM, beside vLLM's own ``schedule()`` in the same run.
 
-Needs the vLLM environment ($ROOFTUNE_VLLM_ENV, or .venv-vllm in the project); without it the bench is passed over.
+Needs the vLLM environment ($ROOFTUNE_VLLM_ENV, or .venv-vllm in the project); without it the bench is skipped.
 """
 
 import json
@@ -18,8 +18,8 @@ from rooftune.policies.quantiles import median_interval
 
 ROOT = Path(__file__).resolve().parents[2]
 VARIABLE = "ROOFTUNE_VLLM_ENV"
-# What was asked of the hook where vLLM's own schedule() takes 45 us: a step's record 5 us, a decision 20 us. After a
-# model's forward pass the caches are cold and schedule() takes several times as long, and so do we.
+# Targets for the hook where vLLM's own schedule() takes 45 us: a step's record 5 us, a decision 20 us. After a model's
+# forward pass the caches are cold, and schedule() and the hook take several times as long.
 RECORD_SHARE, POLICY_SHARE = 5.0 / 45.0, 20.0 / 45.0
 LOADS = ("few", "many")
 
@@ -30,7 +30,7 @@ def bench(short: bool) -> Iterator[Figure]:
     clock: what the clocks find where the hook only passes by. record: what the hook adds to schedule(), to
     update_from_output() and to requests that come and go, with the median clock taken off. policy: a budget and an
     order policy, with requests waiting where more come than may run. fold: records made of some steps' notes while the
-    model computes, each time; deferred: the same, a step. read: what a reader makes of it, in his own thread, a step.
+    model computes, each time; deferred: the same, a step. read: what a reader's own thread does, a step.
     work: all of it.
     end_to_end_ratio: time with the hook over time without, the median of pairs in one server process; low and high:
     the interval of 95 % for it."""

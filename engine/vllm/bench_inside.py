@@ -82,7 +82,7 @@ def measured(llm: Any, hook: Hook, clocks: "Clocks", work: list[tuple[list[int],
 
 
 class Reader:
-    """Whoever reads all that there is to read."""
+    """A reader of all records."""
 
     def __init__(self, hook: Hook) -> None:
         self._hook = hook

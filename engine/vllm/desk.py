@@ -1,6 +1,6 @@
-"""The tuning desk of the hook: what happens in a step is done in a few instructions, the rest when somebody reads.
+"""The tuning desk of the hook: a step costs a few instructions, and a read does the rest.
 
-A step leaves one plain tuple; columns are made of them by the thread that answers, beside the engine's loop.
+A step leaves one plain tuple; the thread that answers a read makes columns of them, beside the engine's loop.
 """
 
 import math
@@ -38,8 +38,8 @@ class Force(NamedTuple):
 
 
 class RowDesk(TuningDesk):
-    """``TuningDesk`` for an engine whose every step is waited for. ``renew`` and ``keep`` are for the engine's
-    thread alone; used: 0..1 from a pool reading; stirred: called when somebody changed something."""
+    """``TuningDesk`` with little work per step. ``renew`` and ``keep`` are for the engine's
+    thread alone; used: 0..1 from a pool reading; stirred: called after a change."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class RowDesk(TuningDesk):
     # --- the engine's side ---
 
     def renew(self, now_s: float) -> None:
-        """A step begins now: ``force`` is what it runs under. A lease that is over ends here."""
+        """A step begins now: ``force`` is what it runs under. An expired lease ends here."""
         if self._book is not self._known:
             self._look()
         held = self._held

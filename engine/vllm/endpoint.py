@@ -1,4 +1,4 @@
-"""The tuning protocol in vLLM's API server: who may ask, where, and the way to the engine's process.
+"""The tuning protocol in vLLM's API server: its access rules, its sockets and the calls to the engine's process.
 
 vLLM's own API key guards its own prefixes only, so these routes guard themselves: with a token file they are on the
 public port; without one only on a loopback port or a Unix socket of their own, read-only.
@@ -34,10 +34,10 @@ _ANSWER_S = 60.0
 
 
 class EngineProcess:
-    """The engine of vLLM's other process, asked by its utility call."""
+    """The engine in vLLM's other process, reached by its utility call."""
 
     def __init__(self) -> None:
-        self.client: Any = None  # vLLM's engine client, once the engine stands
+        self.client: Any = None  # vLLM's engine client, once the engine is ready
 
     async def read(self, what: Read, after: int) -> str:
         return (await self._ask(what, str(after)))[1]
@@ -52,7 +52,7 @@ class EngineProcess:
     async def _ask(self, what: str, body: str) -> tuple[int, str]:
         core = getattr(self.client, "engine_core", None)
         if core is None:
-            raise ApiError(503, "the engine does not stand yet", code="engine_unavailable", retry_after_s=1)
+            raise ApiError(503, "the engine is still starting; retry", code="engine_unavailable", retry_after_s=1)
         try:
             async with asyncio.timeout(_ANSWER_S):
                 status, text = await core.call_utility_async(METHOD, what, body)
@@ -66,11 +66,11 @@ class EngineProcess:
 
 
 def _unavailable(why: str) -> ApiError:
-    return ApiError(503, f"the engine cannot be asked: {why}", code="engine_unavailable", retry_after_s=1)
+    return ApiError(503, f"the engine cannot be reached: {why}", code="engine_unavailable", retry_after_s=1)
 
 
 class TuningPlugin:
-    """What vLLM wants of an endpoint plugin."""
+    """The interface that vLLM requires of an endpoint plugin."""
 
     name = "rooftune"
     required_tasks = ("generate",)
@@ -83,7 +83,7 @@ class TuningPlugin:
         self._following: asyncio.Task[None] | None = None
 
     def attach_router(self, app: Any) -> None:
-        """The routes on the public port, when there is a token and no door of their own."""
+        """Add the routes to the public port, when there is a token and no separate port or socket."""
         try:
             secret, own_door = self._secret(), self._own_door()
         except InputError as error:
@@ -91,7 +91,7 @@ class TuningPlugin:
             return
         if secret is None and not own_door:
             LOG.warning(
-                "rooftune: no tuning routes: set %s to a file with a token, or %s for a read-only look",
+                "rooftune: no tuning routes: set %s to a file with a token, or %s for read-only access",
                 TOKEN_FILE,
                 PORT,
             )
@@ -104,7 +104,7 @@ class TuningPlugin:
             LOG.info("rooftune: tuning protocol at %s of the public port, with the token", PREFIX)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
-        """The engine stands; the private door opens."""
+        """The engine is ready: open the private port or socket."""
         self._engine.client = engine_client
         if engine_client is not None and self._following is None:
             series = Series()

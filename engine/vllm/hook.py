@@ -1,7 +1,7 @@
-"""The scheduler that vLLM chose, with ours around its decision. ``schedule`` is the page to read.
+"""Wraps the scheduler that vLLM chose with our policies. ``schedule`` is the page to read.
 
 Nothing here may raise into vLLM: an exception inside ``schedule`` ends its engine. So values are checked where they
-come in (``TuningDesk``), and whatever goes wrong all the same switches the hook off for good, boot values back.
+come in (``TuningDesk``), and any other fault switches the hook off for good and restores the boot values.
 """
 
 import logging
@@ -23,12 +23,12 @@ LOG = logging.getLogger("vllm.rooftune")  # below vLLM's own, so that it stands 
 
 WRAPPED = ("schedule", "update_from_output", "get_grammar_bitmask", "add_request", "_free_request")
 
-# What the request records count gaps above: the targets people set.
+# Request records count the gaps above each of these: common targets for the gap between tokens.
 GAP_BOUNDS_S = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
 
 
 class Hook:
-    """What is ours about one scheduler: desk, records, arrangement. now_s: seconds on the monotonic clock."""
+    """The hook's state for one scheduler: desk, records, arrangement. now_s: seconds on the monotonic clock."""
 
     __slots__ = (
         "_boot", "_budgets", "_defers", "_moved", "_scheduler", "arranger", "booking", "desk", "held", "knobs",
@@ -89,7 +89,7 @@ class Hook:
         self.arranger.before(setting, budget, now_s)
 
     def after(self) -> None:
-        """Take back what was for one step."""
+        """Undo what was for one step."""
         if self._moved:
             self.arranger.after()
             self.recorder.lacking = True
@@ -97,7 +97,7 @@ class Hook:
                 self.arranger.order.changed()
 
     def fold(self) -> None:
-        """Everything noted becomes records, before somebody reads them."""
+        """Turn all notes into records before a read."""
         if self.on:
             try:
                 self.recorder.fold()
@@ -105,7 +105,7 @@ class Hook:
                 self.fault("fold", error)
 
     def fault(self, where: str, error: Exception) -> None:
-        """Off for good, boot values back, said in log and state."""
+        """Switch the hook off for good, restore the boot values, and report it in log and state."""
         self.on = False
         what = f"hook off after a fault in {where}: {type(error).__name__}: {error}"
         LOG.exception("rooftune: %s; vLLM goes on at its boot settings, please report this", what)
@@ -114,7 +114,7 @@ class Hook:
         try:
             self.arranger.after()
         except Exception:  # the hook is off already, and still nothing may raise into vLLM
-            LOG.exception("rooftune: what was arranged for this step could not be taken back")
+            LOG.exception("rooftune: what was arranged for this step could not be undone")
 
 
 def hooked(base: Any, version: Callable[[], str], now_s: Callable[[], float] = time.monotonic) -> type:
@@ -140,7 +140,7 @@ def hooked(base: Any, version: Callable[[], str], now_s: Callable[[], float] = t
             try:
                 self.rooftune = Hook(self, version(), now_s)
             except Exception:  # a server must start without us
-                LOG.exception("rooftune: not active, for its start failed; vLLM goes on without it")
+                LOG.exception("rooftune: not active because its start failed; vLLM runs without it")
 
         def schedule(self, *args: Any, **kwargs: Any) -> Any:
             hook = self.rooftune
@@ -176,7 +176,7 @@ def hooked(base: Any, version: Callable[[], str], now_s: Callable[[], float] = t
             return answers
 
         def get_grammar_bitmask(self, *args: Any, **kwargs: Any) -> Any:
-            """vLLM asks for it when the model has been given its work: now is the time for ours."""
+            """vLLM calls this once the model has its work, so our own work here does not delay it."""
             hook = self.rooftune
             if hook is not None and hook.on and len(hook.recorder.notes) >= FOLDED:
                 try:
@@ -188,7 +188,7 @@ def hooked(base: Any, version: Callable[[], str], now_s: Callable[[], float] = t
         def add_request(self, request: Any) -> None:
             take(self, request)
             hook = self.rooftune
-            # One that only brings more input for a session is known already.
+            # A request that only brings more input for a session is known already.
             if hook is not None and hook.on and self.requests.get(request.request_id) is request:
                 hook.note((ARRIVED, request, now_s(), time.time()))
                 hook.recorder.stale = True

@@ -32,7 +32,7 @@ class Knobs:
         )
 
     def set_budget(self, tokens: int) -> None:
-        """1..ceiling, whatever was asked for."""
+        """The budget, limited to 1..ceiling."""
         tokens = max(1, min(int(tokens), self.ceiling_tokens))
         if self._scheduler.max_num_scheduled_tokens != tokens:
             self._scheduler.max_num_scheduled_tokens = tokens
@@ -59,7 +59,7 @@ class Knobs:
         self.set_active(setting.max_running)
 
 
-# Decode-only steps that one answer is tried to hold for.
+# Decode-only steps that one answer should hold for.
 _AHEAD_STEPS = 16
 
 
@@ -84,7 +84,7 @@ class Budgets:
         boot = self._boot
         tokens = step_budget(setting, boot, model, decodes, context_tokens, prefills, first_computed)
         until = context_tokens
-        if same:  # it may well be asked again
+        if same:  # the next call may well have it again
             ahead = context_tokens + _AHEAD_STEPS * decodes
             if step_budget(setting, boot, model, decodes, ahead, prefills, first_computed) == tokens:
                 until = ahead

@@ -80,7 +80,7 @@ def hide(waiting: Any, held: Iterable[Any]) -> list[Any]:
 
 
 def unhide(waiting: Any, before: Sequence[Any], held: Iterable[Any]) -> None:
-    """The held ones at their places again; whoever was put back meanwhile stays in front."""
+    """Put held requests back in their places; those vLLM put back meanwhile stay in front."""
     old, stays = set(map(id, before)), set(map(id, waiting)) | set(map(id, held))
     put_back = [request for request in waiting if id(request) not in old]
     _rewrite(waiting, put_back + [request for request in before if id(request) in stays])

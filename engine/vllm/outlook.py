@@ -1,4 +1,4 @@
-"""What the next step would give to prefills under our caps and orders: looked at beforehand, nothing is changed.
+"""Predicts what the next step gives to prefills under our caps and orders, without changing anything.
 
 The same walks as ``rooftune.policies.packing`` over vLLM's own requests; ``arrange`` brings about what they find.
 """
@@ -121,7 +121,7 @@ class Lookout:
             self._caps.remove(request)
 
     def _admit(self, request: Any) -> bool:
-        """Admit or hold one that waits; False when nobody behind it may be admitted."""
+        """Admit or hold a waiting request; False when none behind it may be admitted."""
         missing = missing_tokens(request) - cached_tokens(self._scheduler, request)
         take = min(missing, self._cap, self._left)
         if take < missing and self._caps.reached(request):
@@ -142,7 +142,7 @@ def missing_tokens(request: Any) -> int:
 
 
 def wanted_tokens(requests: Sequence[Any], cap: int) -> int:
-    """What prefills would take of a step without end."""
+    """Tokens that prefills would take of an unlimited step."""
     return sum(min(missing_tokens(request), cap) for request in requests)
 
 
@@ -156,5 +156,5 @@ def cached_tokens(scheduler: Any, request: Any) -> int:
 
 
 def blocked(request: Any) -> bool:
-    """Waits for something else than a place (a grammar, remote KV): vLLM passes over it by itself."""
+    """Whether it waits for more than a place (a grammar, remote KV), so that vLLM passes over it by itself."""
     return request.status.name not in ("WAITING", "PREEMPTED")

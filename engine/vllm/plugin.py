@@ -19,7 +19,7 @@ _WRITER = ThreadPoolExecutor(1, thread_name_prefix="rooftune-rows")
 def utility(core: Any, what: str, body: str) -> "list[int | str] | Future[list[int | str]]":
     """HTTP status and JSON text for a read (``body``: the number after which) or a change (``body``: its message).
 
-    vLLM calls it by name, between two steps. It never raises for what a client sent.
+    vLLM calls it by name, between two steps. It never raises because of a client's input.
     """
     hook: Hook | None = getattr(core.scheduler, "rooftune", None)
     if hook is None:

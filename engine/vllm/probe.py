@@ -13,7 +13,7 @@ from rooftune.policies.request import Setting
 
 TESTED = (0, 32)
 KNOWN = range(27, 33)  # minor versions of 0.x whose scheduler has been read
-# Without these there is nothing to hold on to; with them we record.
+# Without these the hook cannot work; with them it keeps records.
 NEEDED = (
     "running", "waiting", "requests",
     "max_num_scheduled_tokens", "max_num_running_reqs", "kv_cache_manager", "scheduler_config",
@@ -25,7 +25,7 @@ _ORDER = ("order_policy", "aging_s", "ttft_target_s", "prefill_s_per_token")
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """envelope: what may be moved. boot_envelope, model: for the state. notes: a line for whatever is not as usual.
+    """envelope: what may be moved. boot_envelope, model: for the state. notes: a line for everything unusual.
 
     read_only: nothing moves.
     """

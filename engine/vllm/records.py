@@ -1,9 +1,9 @@
 """Records of steps and requests, made of what the hook noted around vLLM's ``schedule`` and ``update_from_output``.
 
-After a model's forward pass the caches are cold, and whatever a step touches of ours is paid several times over. So a
-step only notes what there was, as one tuple each for its plan and its tokens; ``fold`` makes records of a few steps'
-notes at once: while the model computes, when a decision needs to know, or when somebody reads. What a note refers to
-(vLLM's output of a step and the answers made of it) does not change once it stands.
+After a model's forward pass the caches are cold, and all work in a step costs several times as much. So a step only
+writes notes, one tuple each for its plan and its tokens; ``fold`` makes records of several steps' notes at once: while
+the model computes, when a decision needs them, or at a read. The objects a note refers to (vLLM's output of a step and
+the answers made of it) do not change afterwards.
 """
 
 import time
@@ -24,7 +24,7 @@ Note = tuple[Any, ...]
 
 FOLDED = 16  # notes that are worth folding: two of every step
 MOST_NOTES = 64  # beyond it a step does not wait for the model
-_AT_ONCE_NOTES = 32  # folded at most, unless somebody needs all
+_AT_ONCE_NOTES = 32  # folded at most, unless a caller needs all
 # A frontend's wall clock that differs by more than this from ours has been moved; then arrival is now.
 _MOST_BEFORE_S = 600.0
 # Ended requests that may wait for a reader; beyond it each one that ends makes the record of one.
@@ -44,7 +44,7 @@ class Recorder:
         self._clock = TokenClock(gap_bounds_s)
         self.notes: list[Note] = []
         self.limit = MOST_NOTES  # notes beyond which the step that writes one folds; 0: nothing may wait
-        self.stale = True  # somebody came or went since the sums were made
+        self.stale = True  # requests came or left since the sums were made
         self.lacking = False  # they have all but the latest step
         # From here on as of the latest fold.
         self._flights: deque[tuple[Row, Sequence[Track]]] = deque()
@@ -67,7 +67,7 @@ class Recorder:
         running = self._scheduler.running
         if self.stale or self.partials or self.decoders != len(running):
             self.fold()
-            if self.decoders + len(self.partials) != len(running):  # somebody who runs got nothing in the latest step
+            if self.decoders + len(self.partials) != len(running):  # a running request got nothing in the latest step
                 self.recount(running)
         elif self.lacking:
             self.context += self.decoders
@@ -121,7 +121,7 @@ class Recorder:
         cached = output.scheduled_cached_reqs
         computed = cached.num_computed_tokens
         joined: Sequence[Track] = ()
-        # Everybody has run before, and nobody reads a prompt.
+        # All requests have run before, and none is in prefill.
         if len(computed) == count and not (self.partials or output.preempted_req_ids or cached.resumed_req_ids):
             tokens, context = output.total_num_scheduled_tokens, sum(computed)
             self.decoders, self.context = count, context + tokens
@@ -132,8 +132,8 @@ class Recorder:
         self._flights.append((row, joined))
 
     def _prefills(self, now_s: float, output: Any) -> tuple[tuple[float, ...], list[Track]]:
-        """A step that reads prompts, or that took somebody's place away: decode tokens and context, then the figures
-        that other steps do not have; and the prefills that end with it."""
+        """Fold a step with prefills or preemptions; returns its decode tokens and context, then the figures that other
+        steps do not have; and the prefills that end with it."""
         sent, cached = output.num_scheduled_tokens, output.scheduled_cached_reqs
         gone: Sequence[str] = output.preempted_req_ids or ()
         for request_id in gone:
@@ -261,8 +261,8 @@ class Recorder:
                 self._desk.add_request(record)
 
     def close_all(self) -> None:
-        """Every request that has ended gets its record now: somebody asks. From any thread; the engine's goes on in
-        between, for it shares the interpreter's lock."""
+        """Make the records of all ended requests, for a read. From any thread; the engine's thread goes on meanwhile,
+        since they share the interpreter's lock."""
         while self._clock.closing:
             self._close(_AT_ONCE)
             time.sleep(0.0)

@@ -1,8 +1,8 @@
-"""What each request lived through, at a price per step that does not grow with the batch.
+"""The history of each request, at a cost per step that does not grow with the batch.
 
 Every request that got a token in the same two updates had the same gap between them. So one list holds the instants of
 the updates, and a request keeps only the update of its first token and, rarely, those that passed it over; its instants
-are cut out of the list when it ends, and its gaps are made of them when somebody asks.
+are cut out of the list when it ends, and its gaps are computed at a read.
 """
 
 from bisect import bisect_right
@@ -42,14 +42,14 @@ _Ended = tuple[Track, list[float], float, tuple[int, int, int, Any], Any]
 
 
 class TokenClock:
-    """The instants at which tokens came, and who got one. For the engine's thread; ``closed`` for one at a time."""
+    """The instants at which tokens came, and for which requests. For the engine's thread; ``closed``: one at a time."""
 
     def __init__(self, gap_bounds_s: Sequence[float]) -> None:
         self._bounds_s = tuple(gap_bounds_s)
         self._base = 0  # update of the first instant kept
         self._closing: deque[_Ended] = deque()
         self._closed = 0
-        self.ends_s: list[float] = []  # an update that passes nobody over and begins nothing is just one more instant
+        self.ends_s: list[float] = []  # an update that passes no request over and begins none is just one more instant
         self._trim_at = _MOST_KEPT
         self.streaming: dict[str, Track] = {}  # those with a first token, not ended
 

@@ -145,8 +145,8 @@ def copy_with(made: Path, target: Path, **changes: object) -> str:
     ("changes", "words"),
     [
         ({"model_type": "gpt2"}, "gpt2"),
-        ({"model_type": "no-such-family"}, "is no model"),
-        ({"hidden_size": 65}, "is no model"),
+        ({"model_type": "no-such-family"}, "is not a model"),
+        ({"hidden_size": 65}, "is not a model"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantized"),
         ({}, "cannot be loaded"),
@@ -158,7 +158,7 @@ def test_what_cannot_be_run_is_refused(made: Path, tmp_path: Path, changes: dict
 
 
 def test_broken_folders(made: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is no model"):
+    with pytest.raises(InputError, match="is not a model"):
         load_runner(str(tmp_path), kv_blocks=4)
     folder = copy_with(made, tmp_path / "cut", num_hidden_layers=3)
     (tmp_path / "cut" / "model.safetensors").write_bytes((made / "model.safetensors").read_bytes())

@@ -38,7 +38,7 @@ STEPS_SHORT = 60
 
 
 class TimedRunner(TorchRunner):
-    """Notes how long the latest forward took. forward_s: wall time; forward_cpu_s: of the loop's own thread."""
+    """Notes how long the latest forward took. forward_s: wall time; forward_cpu_s: CPU time of the loop's thread."""
 
     forward_s = forward_cpu_s = 0.0
 
@@ -87,14 +87,14 @@ def bench(short: bool) -> Iterator[Figure]:
         steps_s, overheads_s, cpu_s = measure(runner, STEPS_SHORT if short else STEPS, deliver)
     step_ms, overhead_ms = 1e3 * median(steps_s), 1e3 * median(overheads_s)
     yield Figure("overhead_ms_batch32", overhead_ms, "ms", baseline=step_ms)
-    # The same by the thread's own clock, which stands still while a neighbour has the core.
+    # The same by the thread's own clock, which stops while another process has the core.
     yield Figure("overhead_cpu_ms_batch32", 1e3 * median(cpu_s), "ms", baseline=step_ms)
     yield from runner.behind_the_layers(5 if short else 15)
 
 
 @contextmanager
 def serving() -> Iterator[Deliver]:
-    """An event loop that hears of tokens."""
+    """An event loop that receives tokens."""
     events = asyncio.new_event_loop()
     thread = Thread(target=events.run_forever, name="event-loop", daemon=True)
     thread.start()
@@ -121,7 +121,7 @@ def measure(runner: TimedRunner, steps: int, deliver: Deliver) -> tuple[list[flo
             lease_s=3600.0,
             expected_revision=0,
             actor="bench",
-            reason="a lease is in force when it counts",
+            reason="the measured steps run under a lease",
         )
     )
     while engine.steps_after(-1).next < 0 or engine.snapshot().waiting or engine.snapshot().partial_prefills:
@@ -140,4 +140,4 @@ def measure(runner: TimedRunner, steps: int, deliver: Deliver) -> tuple[list[flo
 
 
 def _ignore(event: TokenEvent) -> None:
-    """Nobody listens."""
+    """A sink that drops its events."""

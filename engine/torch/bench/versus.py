@@ -3,9 +3,9 @@
 One model, one dtype, one budget, greedy, the same prompts and output lengths, all handed over at once. Theirs runs as
 its documentation has it for requests of different lengths: ``continuous_batching_context_manager`` and
 ``add_request``, kept between runs, in inference mode, with the page size that costs it least, found beforehand in this
-very process. Runs are paired: each pair has prompts of its own, so that no prefix cache helps anybody, and who goes
-first alternates. Figures are medians of the pairs' ratios with their interval (95 %), by the clock and, since
-neighbours' load falls on one run more than on another, by the processor time of the whole process.
+very process. Runs are paired: each pair has prompts of its own, so that no prefix cache helps either side, and the two
+sides take turns at going first. Figures are medians of the pairs' ratios with their interval (95 %), by the clock and,
+since other processes' load falls on one run more than on another, by the CPU time of the whole process.
 """
 
 import random
@@ -38,7 +38,7 @@ LEAST_PAIRS = 3
 
 @dataclass(frozen=True)
 class Ask:
-    """One request: prompt tokens, and exactly so many tokens to produce."""
+    """One request: its prompt tokens and the exact number of tokens to produce."""
 
     prompt: list[int]
     output_tokens: int
@@ -46,7 +46,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Ran:
-    """One run. cpu_s: of the whole process; answers: in the order of the requests."""
+    """One run. cpu_s: CPU time of the whole process; answers: in the order of the requests."""
 
     seconds: float
     cpu_s: float
@@ -69,7 +69,7 @@ def compare(folder: Path, pairs: int, requests: int, page_tokens: Sequence[int])
     ours = Ours(folder)
     warm = mixed_requests(len(CLASSES), ours.vocab_tokens, seed=0)
     theirs = best_of_theirs(folder, dtype, warm, page_tokens)
-    ours.run(warm)  # as the other has by now
+    ours.run(warm)  # as the other side has by now
     pairs_ran: list[tuple[Ran, Ran]] = []
     begun_s = time.perf_counter()
     while len(pairs_ran) < pairs and (len(pairs_ran) < LEAST_PAIRS or time.perf_counter() - begun_s < PAIRS_S):
@@ -94,7 +94,7 @@ def figures(pairs_ran: list[tuple[Ran, Ran]]) -> Iterator[Figure]:
     yield from _ratio("tokens_per_s_ratio", [other.seconds / mine.seconds for mine, other in pairs_ran])
     yield from _ratio("tokens_per_cpu_s_ratio", [other.cpu_s / mine.cpu_s for mine, other in pairs_ran])
     yield Figure("pairs", len(pairs_ran), "runs of each")
-    # In 16 bits two right answers part where the two best tokens are nearly even; in float32 all would be the same.
+    # In 16 bits two correct answers differ where the two best tokens are nearly tied; in float32 all would be equal.
     answers = [(one, two) for mine, other in pairs_ran for one, two in zip(mine.answers, other.answers, strict=True)]
     yield Figure("same_answers", sum(one == two for one, two in answers) / len(answers), "of all")
 
@@ -171,7 +171,7 @@ class Theirs:
         config = ContinuousBatchingConfig(
             page_size=page_tokens, num_blocks=KV_TOKENS // page_tokens, max_batch_tokens=BUDGET_TOKENS
         )
-        with torch.inference_mode():  # its thread takes the mode of whoever starts it
+        with torch.inference_mode():  # its thread takes the mode of the thread that starts it
             self._context = model.continuous_batching_context_manager(
                 generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=256),
                 continuous_batching_config=config,
@@ -191,7 +191,7 @@ class Theirs:
             elif result is not None and result.error is not None:
                 raise RuntimeError(f"transformers' continuous batching failed: {result.error}")
             if not self._manager.is_running() or time.perf_counter() - begun_s > LONGEST_WAIT_S:
-                raise RuntimeError("transformers' continuous batching ended or stands still")
+                raise RuntimeError("transformers' continuous batching ended or stalled")
         in_order = [answers[name] for name in names]
         return Ran(time.perf_counter() - begun_s, time.process_time() - begun_cpu_s, in_order)
 
