@@ -33,7 +33,7 @@ class StepFigures:
         self.attention_work = 0.0
 
     def add_prefill(self, tokens: int, begin: int) -> None:
-        """One segment of ``tokens`` from position ``begin`` on that is no decode."""
+        """Add a prefill segment of ``tokens`` from position ``begin`` on."""
         self.prefills += 1
         self.prefill_tokens += tokens
         self.prefill_context += begin

@@ -9,7 +9,7 @@ from starlette.types import Receive
 from rooftune.engine.interface import Engine, FinishReason, GenerationRequest, Sink, TokenEvent
 from rooftune.engine.server.request import Generation, Tokenizer
 
-UNFINISHED = "\ufffd"  # what a decoder writes for bytes that are no character (yet)
+UNFINISHED = "\ufffd"  # what a decoder writes for bytes that do not (yet) form a character
 _CONTEXT_TOKENS = 6
 _MOST_WINDOW_TOKENS = 64  # decoded again for every token, so it must not grow with the answer
 # A character is at most 4 bytes. A longer run of these is not an unfinished character but invalid bytes.
