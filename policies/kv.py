@@ -131,7 +131,7 @@ def fits(state: State, boot: Boot, request: int, hit_tokens: int, total_tokens: 
     need = blocks_for(total_tokens, boot.block_tokens) - found
     at = state.requests[request][KEY_AT]
     for index in range(found):
-        # A found block that nobody holds stands in the free list: taking it uses up a free place.
+        # A found block that no request holds is in the free list: taking it uses up a free place.
         if state.blocks[state.key_head[state.keys[at + index]]][REFERENCES] == 0:
             need += 1
     return bool(need <= state.counters[FREE_BLOCKS])

@@ -5,7 +5,7 @@ meant, yet no clock is trusted: a lease may end early, never late.
 
 - Ahead: a jump past the end of a lease ends it, like waiting does.
 - Back: the book keeps the latest time it saw. Up to ``BACKWARD_SLACK_S`` behind it (threads that read the clock
-  and then queue) the latest time counts. Further back nobody knows how much time has passed: the lease ends.
+  and then queue) the latest time counts. Further back it is unknown how much time has passed: the lease ends.
 - A time that is not a finite number ends the lease, and no lease can be granted on it.
 """
 

@@ -1,4 +1,4 @@
-"""What one step computes: the scheduling decision, as one pure function that everybody calls.
+"""What one step computes: the scheduling decision, as one pure function that every side calls.
 
 ``plan_step`` follows vLLM V1 (read from 0.32, v1/core/sched/scheduler.py: schedule): running requests in
 admission order, then waiting ones, under a token budget; a request that finds no KV block preempts the newest.
@@ -196,7 +196,7 @@ def _hold_blocks(boot: Boot, state: State, request: int, tokens: int) -> bool:
     counters, running = state.counters, state.running
     while not grow(state, boot, request, tokens):
         place = counters[RUNNING_COUNT] - 1
-        # Whoever is already planned in this step stays (only an order policy can bring that about).
+        # A request already planned in this step stays (only an order policy can bring that about).
         while place > 0 and state.requests[running[place]][PLANNED_IN] == counters[STEP]:
             place -= 1
         victim = running[place]

@@ -98,7 +98,7 @@ class Boot(NamedTuple):
     tokens fit the free blocks (vLLM's default). contents: 1 = blocks carry content keys, so prefixes
     are shared and found again; 0 = blocks are only counted. keep_decodes_moving: 1 = the no-starvation
     rule of docs/tuning-protocol.md; 0 = vLLM exactly. plan_ahead: 1 = a step is planned while the one before it runs
-    (vLLM's async scheduling), so whoever finishes in that one keeps blocks and place until the plan is made, and an
+    (vLLM's async scheduling), so one that finishes in it keeps blocks and place until the plan is made, and an
     arrival is seen one step later; 0 = a step is planned when the one before it has ended.
     """
 

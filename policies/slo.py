@@ -238,7 +238,7 @@ def good(outcomes: Outcomes, slo: Slo) -> BoolArray:
 def missed_shares(outcomes: Outcomes, slo: Slo) -> tuple[float, ...]:
     """For each row of ``margins`` the share of its requests that miss that target by themselves, 0..1.
 
-    A request that did not finish misses every target; a target that applies to nobody is missed by nobody (0).
+    A request that did not finish misses every target; a target that applies to no request is missed by none (0).
     """
     chosen = _override_of(outcomes, slo)
     shares = []
@@ -268,7 +268,7 @@ def _row(target: Target, index: int | None, measured_s: float, samples: int) -> 
 
 
 def _gap_row(outcomes: Outcomes, target: Target, index: int | None, group: BoolArray) -> MarginRow:
-    # Whoever never got the end of the answer still waits for a token: one gap without end each.
+    # A request that never got the end of its answer still waits for a token: one gap without end each.
     endless = int((group & ~outcomes.finished).sum())
     if group.all() and len(outcomes.gap_values_s):
         values = np.append(outcomes.gap_values_s, np.inf)

@@ -259,7 +259,7 @@ class LeaseState(Wire):
 class State(Message):
     """GET /tuning/v1/state. boot_id changes with every start of the engine; step: steps since then.
 
-    notes: what whoever tunes it should know, a line each: why it is read-only, which knob is absent and why.
+    notes: what its tuner should know, a line each: why it is read-only, which knob is absent and why.
     """
 
     engine: Text

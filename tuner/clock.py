@@ -1,4 +1,4 @@
-"""Time as an argument: whoever waits or stamps gets a clock, so that tests turn the hands themselves."""
+"""Time as an argument: code that waits or stamps gets a clock, so that tests can set it."""
 
 import time
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""Writing a whole file so that every failure is one clear line and nobody ever sees half of it."""
+"""Writing a whole file so that a failure is one clear line and no reader sees half a file."""
 
 import errno
 import fcntl
@@ -62,9 +62,9 @@ def write_whole(path: str | Path, data: bytes) -> None:
 
 @contextmanager
 def locked(folder: Path, *, wait: bool) -> Iterator[None]:
-    """Nobody else holds the folder meanwhile; a file system without locks lets everybody in.
+    """No other process holds the folder meanwhile; a file system without locks excludes none.
 
-    Raises OSError for no folder, and BlockingIOError where somebody else holds it and ``wait`` is False.
+    Raises OSError for no folder, and BlockingIOError where another process holds it and ``wait`` is False.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:

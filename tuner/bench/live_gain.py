@@ -237,7 +237,7 @@ def _figures(swept: Swept, tuned: Tuned) -> Iterator[Figure]:
     share = float(np.mean([good.mean() for good in second]))
     best = best_of(swept.attainment)
     if best <= 0.0:
-        raise RefusedError("no setting of the sweep met the targets for anybody; the machine is too busy to measure on")
+        raise RefusedError("no setting of the sweep met the targets once; the machine is too busy to measure on")
     default = _by_request(tuned.default)
     ratio, low, high = ratio_interval(_by_request(second), default)
     cost = trial_cost([tuned.good[at] for at in tuned.trial], default, len(tuned.good) * len(swept.requests))

@@ -194,7 +194,7 @@ def free_port() -> int:
 
 @dataclass(frozen=True)
 class Busy:
-    """At one instant: time_s on a monotonic clock, CPU seconds spent so far by everybody, and by this process and its
+    """At one instant: time_s on a monotonic clock, CPU seconds spent so far by all processes, and by this one and its
     children."""
 
     time_s: float
@@ -210,8 +210,8 @@ def busy(proc: Path = PROC, pid: int | None = None) -> Busy | None:
         return None
     tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
     user, nice, system, _idle, _wait, *interrupts = map(int, words[1:9])
-    everybody = user + nice + system + sum(interrupts)  # a hypervisor's share, the last of them, is lost to us as well
-    return Busy(time.monotonic(), everybody * tick_s, _ours_s(proc, os.getpid() if pid is None else pid))
+    everything = user + nice + system + sum(interrupts)  # a hypervisor's share, the last of them, is lost to us as well
+    return Busy(time.monotonic(), everything * tick_s, _ours_s(proc, os.getpid() if pid is None else pid))
 
 
 def others_cpus(before: Busy | None, after: Busy | None) -> float | None:

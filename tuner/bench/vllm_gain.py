@@ -198,7 +198,7 @@ def _rounds(bed: Bed, client: Talker, swept: Swept, count: int) -> Iterator[Bool
 
 
 def kill(controller: Child, bed: Bed) -> Killed:
-    """kill -9, and then nobody does anything. Raises RefusedError unless the boot setting is back with the lease."""
+    """kill -9, and nothing more is done. Raises RefusedError unless the boot setting is back with the lease."""
     controller.stop(signal.SIGKILL)
     killed_s = time.monotonic()
     state = bed.port.state()

@@ -213,7 +213,7 @@ def _fail(message: str, code: int) -> int:
     """One line on standard error, after the trace if it was asked for."""
     if os.environ.get(_TRACE, "") not in ("", "0"):
         traceback.print_exc()
-    with suppress(OSError):  # nobody reads it any more, or its disk is full: the code still says it
+    with suppress(OSError):  # its reader is gone or its disk is full: the exit code still says it
         print(f"rooftune: {' '.join(message.split())}", file=sys.stderr, flush=True)
     return code
 

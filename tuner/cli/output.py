@@ -105,7 +105,7 @@ def check_out_file(path: str, flag: str = "--out") -> None:
     """Raises InputError where no file could be written: an hour of measuring must not end at a wrong path."""
     folder = Path(path).parent
     try:
-        Path(path).lstat()  # tells of a name that is too long, a file as folder, a folder that lets nobody in
+        Path(path).lstat()  # finds a name that is too long, a file used as a folder, an unreadable folder
         there = Path(path).exists() and not os.path.isdir(path)
         reason = "it is not a regular file" if there and not Path(path).is_file() else ""
     except FileNotFoundError:

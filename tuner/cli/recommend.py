@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 def _version() -> str:
     try:
         return version("rooftune")
-    except PackageNotFoundError:  # run from a checkout that nobody installed
+    except PackageNotFoundError:  # run from a checkout that is not installed
         return "(not installed)"
 
 

@@ -96,7 +96,7 @@ class Stop:
         self._asked.set()
 
     def wait(self, seconds: float, clock: Clock) -> None:
-        """Until so much time has passed on the clock, or somebody asked."""
+        """Until that much time has passed on the clock, or a stop was requested."""
         if isinstance(clock, SystemClock):
             self._asked.wait(max(0.0, seconds))
         elif not self:
@@ -142,7 +142,7 @@ def run_controller(
     stop: Stop | None = None,
     searcher: Searcher | None = None,
 ) -> int:
-    """Cycles until somebody asks for the end, or ``cycles`` of them; returns the exit code of the command.
+    """Cycles until a stop is requested, or ``cycles`` of them; returns the exit code of the command.
 
     On a clean end a lease of ours is given back, so that the engine is at its boot setting; one that is killed leaves
     that to the lease. report: folder for a report of what was found. after_stage: see ``Controller``; searcher: another
@@ -185,7 +185,7 @@ def run_controller(
         )
         try:
             records = turn(controller, config.cadence.cycle_s, hands, cycles, asked, tell)
-        finally:  # also after a defect of ours: nothing is to hold that nobody watches
+        finally:  # also after a defect of ours: no push may hold unwatched
             said = controller.stop()
             face.say("stop", said)
         tell(f"stopped: {said}")

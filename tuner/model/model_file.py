@@ -208,7 +208,7 @@ def write_model_file(path: Path, contents: ModelFile) -> None:
     }
     if contents.cost is not None:
         document["tables"] = tables_document(contents.cost)
-    # Thousands of table entries, a line each, would be a file for nobody.
+    # Thousands of table entries, a line each, would be unreadable.
     indent = 2 if contents.cost is None else None
     write_whole(path, (json.dumps(document, indent=indent, allow_nan=False) + "\n").encode())
 

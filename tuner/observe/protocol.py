@@ -36,7 +36,7 @@ class Reading:
 
     steps, requests: rows since the last read, in order. lost_steps, lost_requests: rows that the engine overwrote
     before they could be read; those of the first read of a controller (``first``) ran before it looked. restarted:
-    the engine was started anew since the last read, so all rows are of the new start. behind: there are more rows
+    the engine restarted since the last read, so all rows are from after the restart. behind: there are more rows
     than one read fetches; read again. in_system: requests running and waiting, of those that the newest step knew and
     at least 1 while a step is in flight. busy: in_system is above 0.
     metrics_age_s: for how long the engine has had something to do without a step coming to its end: 0 when it has
@@ -168,7 +168,7 @@ class ProtocolReader:
     def read(self) -> Reading:
         """The state and all rows since the last read; raises what the source raises (a port: PortError) and no more.
 
-        An engine that is started anew again and again while it is read brings a reading without rows.
+        An engine that keeps restarting while it is read gives a reading without rows.
         """
         for _ in range(_STARTS):
             trips = _Trips(self._clock)
@@ -177,7 +177,7 @@ class ProtocolReader:
             place = before if before is not None and before.boot_id == state.boot_id else _Place(state.boot_id)
             steps = self._pages(trips, self._source.steps_after, place.steps, state, _all_steps)
             requests = self._pages(trips, self._source.requests_after, place.requests, state, _all_requests)
-            if not (steps.anew or requests.anew):
+            if not (steps.restarted or requests.restarted):
                 return self._reading(trips, state, place, steps, requests)
         nothing = _Pages[wire.StepColumns]([]), _Pages[wire.RequestColumns]([])
         return self._reading(trips, state, _Place(state.boot_id), *nothing)
@@ -226,7 +226,7 @@ class ProtocolReader:
         while len(pages) < self._max_pages:
             page = trips.ask(partial(ask, after))
             if page.boot_id != state.boot_id:
-                return _Pages(pages, anew=True)
+                return _Pages(pages, restarted=True)
             pages.append(page)
             if page.next == after or enough(page, state):
                 return _Pages(pages)
@@ -236,10 +236,10 @@ class ProtocolReader:
 
 @dataclass(frozen=True)
 class _Pages(Generic[C]):
-    """anew: the engine was started anew meanwhile. behind: there may be more."""
+    """restarted: the engine restarted meanwhile. behind: there may be more."""
 
     pages: list[C]
-    anew: bool = False
+    restarted: bool = False
     behind: bool = False
 
 

@@ -1,7 +1,7 @@
 """The last minutes of one engine as rows: a frozen value, bounded in time and in rows, empty after an engine restart.
 
 Rows leave by the end of a request, so at the old edge a window holds the long requests of an instant and not its
-short ones. Whoever asks what arrived (demand, a replay) starts at ``complete_from_s`` and stops at ``settled``.
+short ones. What asks for arrivals (demand, a replay) starts at ``complete_from_s`` and stops at ``settled``.
 """
 
 import math

@@ -65,7 +65,7 @@ async def open_clients(key: str | None) -> AsyncIterator[tuple[httpx.AsyncClient
 
 
 async def get(http: httpx.AsyncClient, url: str, remedy_401: str) -> tuple[int, bytes]:
-    """Status and body of one GET. Raises UnreachableError when nobody answers or the server is not ready, RefusedError
+    """Status and body of one GET. Raises UnreachableError without an answer or a ready server, RefusedError
     for 401 and 403, InputError for an answer without an end."""
     try:
         async with asyncio.timeout(ANSWER_S), http.stream("GET", url, timeout=CONNECT_S) as response:

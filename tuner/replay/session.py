@@ -57,7 +57,7 @@ class Measured:
 
 
 async def replay(job: Job, progress: Callable[[int], None], say: Callable[[str], None]) -> Measured:
-    """Raises UnreachableError before the first request when nobody answers; RefusedError for a wrong key."""
+    """Raises UnreachableError before the first request when no server answers; RefusedError for a wrong key."""
     async with open_clients(job.api_key) as clients, open_client(job.tuning_token) as tuning_http:
         served = await served_model(clients[0], job.url)
         model = job.model or served.name

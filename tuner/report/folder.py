@@ -60,7 +60,7 @@ def report_folder(folder: Path) -> Iterator[Path]:
         yield folder
     except BaseException:
         for empty in reversed(made):
-            with suppress(OSError):  # somebody else put something there meanwhile
+            with suppress(OSError):  # another process put something there meanwhile
                 empty.rmdir()
         raise
 

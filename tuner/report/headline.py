@@ -53,12 +53,12 @@ def headline(record: RunRecord) -> Headline:
 
 
 def after_word(record: RunRecord) -> str:
-    """What to call the setting beside the one in force: nobody recommends what misses a target."""
+    """What to call the setting beside the one in force: what misses a target is not recommended."""
     return "best found" if record.verdict == "infeasible" else "recommended"
 
 
 def before_word(record: RunRecord) -> str:
-    """What to call the setting to change from: nobody's server was asked when it is assumed."""
+    """What to call the setting to change from: no server was asked when it is assumed."""
     return "defaults (assumed)" if record.current_source == "assumed" else "in force"
 
 
@@ -97,7 +97,7 @@ KNOB_WORDS = {
     "pass_over_max_s": "longest passing-over",
     "adaptive_chunk_cap": "adaptive chunk cap",
 }
-# Not shown as changes: the setting carries them, but nobody chooses them.
+# Not shown as changes: the setting carries them, but no operator chooses them.
 _DERIVED = ("prefill_s_per_token",)
 
 

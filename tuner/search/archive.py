@@ -106,7 +106,7 @@ class Archive:
         )
 
     def _study(self) -> optuna.Study:
-        """The one to add to. Whoever comes second to a new one finds it there."""
+        """The one to add to. The second process to ask finds it there."""
         names = self._names() or [f"{self._name}/000001"]
         study = self._open(names[-1])
         if len(_told(study)) >= STUDY_TRIALS:

@@ -1,7 +1,7 @@
 """The search of a controller: one window of live traffic, around the setting in force, again in every cycle.
 
 The same twin, space, study and order of settings as ``recommend``, with what a controller can do without left out: no
-sweep and no burst for everybody, only for those that lead. Trials run on a few windows of the traffic where all of it
+sweep and the burst only for the settings that lead. Trials run on a few windows of the traffic where all of it
 would take too long. Random search pays as many simulated steps. Live results correct the twin (``lessons``).
 """
 

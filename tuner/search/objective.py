@@ -57,7 +57,7 @@ def evaluate(
     noise: StepNoise = QUIET,
     max_steps: int = NEVER,
 ) -> tuple[Evaluation, RunResult]:
-    """Replay ``traffic`` under ``setting`` and judge it; whoever has not finished after ``max_steps`` has failed.
+    """Replay ``traffic`` under ``setting`` and judge it; a request unfinished after ``max_steps`` has failed.
 
     Raises InputError for a setting outside the envelope.
     """

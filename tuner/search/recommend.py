@@ -61,8 +61,8 @@ def recommend(
 
     draws: other step models that the measurements allow; leaders count by their worst. storage: an Optuna storage
     URL, None for memory. study: name under which trials are shared with other runs of the same traffic, engine, model,
-    targets and knobs, now or earlier; None: with nobody. against_random: False leaves the random search out, half of
-    the work, where nobody asks what it found. progress(stage, done, total) is called as trials come in.
+    targets and knobs, now or earlier; None: not shared. against_random: False leaves the random search out, half of
+    the work, where its result is not used. progress(stage, done, total) is called as trials come in.
     Deterministic for equal arguments and no study shared. When no trial gave a number the verdict is KEEP.
     Raises InputError when ``current`` is outside the boot envelope, the range is empty or no request fits the KV pool.
     """

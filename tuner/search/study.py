@@ -1,7 +1,7 @@
 """Optuna, ask and tell. The one file that knows it: the rest of the search sees settings and evaluations.
 
 A database may hold many studies and several workers may share one. What a worker leaves behind when it dies is a
-trial that runs for ever: samplers pass such trials over, and whoever opens the study later marks the old ones failed.
+trial that runs for ever: samplers pass such trials over, and the next opening of the study marks old ones failed.
 """
 
 import os
@@ -38,7 +38,7 @@ SAMPLERS = ("tpe", "gp", "random")
 # How long a writer waits for another one's lock, and how often a database that said no is asked again.
 LOCK_WAIT_S = 60
 TRIES = 4
-# A trial of a shared study that began longer ago than this is nobody's any more: a replay takes seconds.
+# A trial of a shared study that began longer ago than this was abandoned: a replay takes seconds.
 STALE_S = 600.0
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)

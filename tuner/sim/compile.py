@@ -79,7 +79,7 @@ def code_folder(function: Callable[..., Any]) -> Path:
 
 
 def holds_code(folder: Path) -> bool:
-    """Whether machine code lies in a ``code_folder``; one that lets nobody in holds none."""
+    """Whether machine code lies in a ``code_folder``; an unreadable one holds none."""
     try:
         return any(folder.rglob("*.nbc"))
     except OSError:

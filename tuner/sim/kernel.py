@@ -1,7 +1,7 @@
 """The twin: replays requests step by step through ``plan_step`` and the step-time model.
 
 ``replay`` is plain code over plain arrays; ``rooftune.tuner.sim.twin`` compiles it together with everything it calls.
-Stretches in which only decodes run and nobody can be admitted are not planned step by step: each of their steps
+Stretches in which only decodes run and no request can be admitted are not planned step by step: each of their steps
 costs the step-time formula and one addition, the very same additions in the very same order as the slow walk,
 so there is no numerical rule to bound. A stretch ends at an arrival that could be admitted, a change of
 setting, a finish, and before KV blocks could run out.
@@ -142,7 +142,7 @@ def _only_decodes(setting: Setting, boot: Boot, state: State) -> bool:
     if setting.budget_policy == FIXED_BUDGET and min(setting.step_tokens, boot.ceiling_tokens) < count:
         return False
     if counters[WAITING_COUNT] > 0 and count < setting.max_running:
-        # Somebody could be admitted, unless the first in line finds no blocks: they only get fewer in a stretch.
+        # A request could be admitted, unless the first in line finds no blocks: they only get fewer in a stretch.
         if setting.order_policy != FCFS or boot.contents != 0 or boot.reserve_whole_prompt == 0:
             return False
         if setting.max_partial_prefills > 0 or setting.max_long_partial_prefills > 0:
@@ -218,7 +218,7 @@ def _run_stretch(
             if gap > run.gap_bounds_s[bound]:
                 over[bound] += 1
         steps += 1
-    # The first gap of a request may have begun before this stretch; all later ones are alike for everybody.
+    # The first gap of a request may have begun before this stretch; all later ones are alike for every request.
     regular = 0
     for index in range(count):
         request = state.running[index]
@@ -372,7 +372,7 @@ def replay(
         if most > 0:
             arrange_running(setting, state)
             count = counters[RUNNING_COUNT]
-            # Only a free place with nobody in line makes an arrival matter.
+            # Only a free place with an empty queue makes an arrival matter.
             wake_s = next_change_s
             if counters[WAITING_COUNT] == 0 and count < setting.max_running:
                 wake_s = min(next_change_s, next_arrival_s)

@@ -80,7 +80,7 @@ def find_slowdowns(expected_s: FloatArray, measured_s: FloatArray) -> tuple[list
     """Slowdowns of a run and which steps were in one, shape (n,).
 
     expected_s, measured_s: durations of the same steps in order of time, above 0, shape (n,). Time between steps counts
-    for nothing: nobody knows what the machine did then.
+    for nothing: what the machine did then is unknown.
     """
     count = len(measured_s)
     work_s, clock_s = _running_sum(expected_s), _running_sum(measured_s)

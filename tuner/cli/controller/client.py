@@ -19,7 +19,7 @@ MAX_ANSWER_BYTES = 4_000_000
 def ask(face: str, path: str, token_file: str | None = None, body: dict[str, str] | None = None) -> dict[str, Any]:
     """The JSON answer of a page; a body makes it a POST. No proxy and no redirect is followed.
 
-    Raises InputError for an address that is none, UnreachableError without an answer, RefusedError when it says no.
+    Raises InputError for a bad address, UnreachableError without an answer, RefusedError when it refuses.
     """
     if not face.startswith(("http://", "https://")) or not face.isprintable() or " " in face or "@" in face:
         shown_face = face if "@" not in face else "an address with a user"  # and maybe a password

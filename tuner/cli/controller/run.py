@@ -69,7 +69,7 @@ def read(arguments: argparse.Namespace) -> Config:
 
 
 def tell(line: str) -> None:
-    """Progress for the one who watches the terminal. Nobody may, and the disk that it goes to may be full."""
+    """Progress for a person at the terminal. There may be none, and the disk behind it may be full."""
     with suppress(OSError):
         print(line, flush=True)
 

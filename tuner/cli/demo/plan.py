@@ -16,7 +16,7 @@ from rooftune.tuner.observe.rows import FINISHED, RequestRows, StepRows
 from rooftune.tuner.ports.http import HttpPort
 
 DOCUMENT_EVERY = 4
-# A document that takes this long to read alone stalls everybody visibly, and no machine chokes on it.
+# A document that takes this long to read alone visibly stalls every stream and overloads no machine.
 DOCUMENT_S = 0.8
 ANSWER_S = 1.0
 CHAT_PROMPT_TOKENS = (24, 96)

@@ -102,7 +102,7 @@ def _asked(arguments: argparse.Namespace, config: Config | None) -> Asked | None
 
 
 def _open_to_all(token_file: Path | None) -> Iterator[Finding]:
-    """Whoever may read the token may set the engine's knobs. A file that is not there is told when it is used."""
+    """A user who can read the token can set the engine's knobs. A missing file is reported when it is used."""
     with suppress(OSError):
         if token_file is not None and token_file.stat().st_mode & stat.S_IROTH:
             who = f"token file {shown_path(token_file)} can be read by every user here"

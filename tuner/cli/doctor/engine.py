@@ -127,7 +127,7 @@ def _writes(port: HttpPort, asked: Asked) -> Iterator[Finding]:
             raise
         yield bad(Check.WRITES, "read-only: it takes no pushes", "start it with a token file for tuning")
     else:
-        with_what = "with this token" if asked.token_file else "without a token, to anybody who reaches it"
+        with_what = "with this token" if asked.token_file else "without a token, to any client that reaches it"
         yield ok(Check.WRITES, f"it takes pushes {with_what}")
 
 

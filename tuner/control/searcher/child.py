@@ -1,6 +1,6 @@
 """The child process: ``python -m rooftune.tuner.control.searcher.child``. Jobs come in by line, replies go out by line.
 
-It ends when nobody has sent a job for a while, at once when its standard input closes (the controller is gone, however
+It ends when no job has come for a while, at once when its standard input closes (the controller is gone, however
 that came about), and by itself when a job takes longer than the controller allows.
 """
 

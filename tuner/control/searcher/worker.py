@@ -69,7 +69,7 @@ def child_command(limits: Limits) -> list[str]:
 
 
 class _Child:
-    """One process and the threads at its pipes: nobody who asks ever waits for a pipe."""
+    """One process and the threads at its pipes: no caller ever waits for a pipe."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(
@@ -140,7 +140,7 @@ class _Child:
 class ChildSearcher:
     """``rooftune.tuner.control.cycle.ports.Searcher`` in a process of its own. Not for several threads at once.
 
-    The child is started with the first job, kept for the next ones, ends by itself when idle, and is started anew when
+    The child is started with the first job, kept for the next ones, ends by itself when idle, and is started again when
     needed. command: the child's command line, for tests.
     """
 

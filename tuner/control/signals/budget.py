@@ -18,12 +18,12 @@ FULL_SHARE = 0.95
 MOSTLY = 0.5
 # With four fifths of the budget gone to decodes a prompt gets a fifth of what the budget was chosen for.
 CROWDED_SHARE = 0.8
-# Never more than nine tenths of the budget, with somebody waiting ...
+# Never more than nine tenths of the budget, with a request waiting ...
 REACHED_SHARE = 0.9
 # ... and again and again the same ceiling (within 2 %, in a tenth of these steps): a clamp, not a lack of work.
 CEILING_WIDTH = 0.02
 CEILING_SHARE = 0.1
-# Below this share of KV nobody waits for blocks; above it a step may stay small for their sake.
+# Below this share of KV no request waits for blocks; above it a step may stay small for their sake.
 KV_EASY = 0.8
 # A prompt that fills a third fewer requests while others queue up behind it.
 FELL_TO = 0.7
@@ -67,7 +67,7 @@ def decodes_crowd_budget(view: View) -> Iterator[Finding]:
 
 
 def observed_ceiling_tokens(steps: StepRows, state: wire.State) -> int | None:
-    """The budget that is really in force when steps never reach the configured one although somebody waits and nothing
+    """The budget that is really in force when steps never reach the configured one although requests wait and nothing
     else holds them back; None when they do reach it, or when the steps do not show which (from metrics alone: never).
     """
     caps = {knob.name: knob.value or 0 for knob in state.knobs}

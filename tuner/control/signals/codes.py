@@ -14,7 +14,7 @@ class Signal(StrEnum):
     # The gap tail is far above the step time that the budget explains, because ...
     CHUNKING_BYPASSED = "chunking_bypassed"  # steps compute more than their budget although chunking is on
     CHUNKING_OFF = "chunking_off"  # chunking is off: prompts run whole
-    CHUNKING_OFF_BY_MODEL = "chunking_off_by_model"  # somebody asked for chunks, the engine switched them off
+    CHUNKING_OFF_BY_MODEL = "chunking_off_by_model"  # chunks were requested, the engine switched them off
     GAP_TAIL_SLOW_STEPS = "gap_tail_slow_steps"  # single steps take far longer than what they compute explains
     GAP_TAIL_PAUSES = "gap_tail_pauses"  # nothing runs for a while although requests are there
     GAP_TAIL_LEFT_OUT = "gap_tail_left_out"  # steps leave out requests that are writing

@@ -60,7 +60,7 @@ def throughput_not_recovered(view: View) -> Iterator[Finding]:
 
 
 def stalled(view: View) -> Iterator[Finding]:
-    """Somebody waits all the time, preemptions climb, nothing ends: a request that never fits."""
+    """A request waits all the time, preemptions climb, nothing finishes: it never fits."""
     steps = view.steps
     if len(steps) < STALL_STEPS:
         return

@@ -52,7 +52,7 @@ class FolderLock:
 
 
 def holder(folder: Path) -> str | None:
-    """The pid, in digits, of the controller that holds the folder ("unknown" without one); None when nobody does."""
+    """The pid, in digits, of the controller that holds the folder ("unknown" without one); None when none does."""
     try:
         descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -3,7 +3,7 @@
 Kept as one small value of the store, so that a wish outlives restarts and each change of it is whole. A revert also
 blocks: no push until a resume, whatever the engine remembers (an engine that restarts forgets its block). A revert and
 a resume are things to do: the loop does them at the engine and then says ``done``. A resume ends the block that was
-known when it was asked for: one that somebody set at the engine since then is a later word, and stands.
+known when it was asked for: a later one, set at the engine since then, stands.
 """
 
 import secrets

@@ -283,7 +283,7 @@ def _open_or_begin(path: Path, clock: Clock) -> tuple[sqlite3.Connection, list[s
 
 
 def _set_aside_studies(path: Path, most_bytes: int) -> list[str]:
-    """Studies only grow: begin them anew once they are too large. What was learnt of pushes stays in the state."""
+    """Studies only grow: start new ones once they are too large. What was learnt of pushes stays in the state."""
     try:
         size = path.stat().st_size
         if size <= most_bytes:

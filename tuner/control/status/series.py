@@ -55,7 +55,7 @@ class Series(Collector):
         except UnreachableError:  # the store does not answer: not known
             return
         yield _gauge("paused", "1 while a person has paused it.", float(asked.paused is not None))
-        # Also one that somebody set at the engine itself.
+        # Also one that was set at the engine itself.
         blocked = asked.blocked is not None or (record is not None and record.reason is Reason.BLOCKED_AFTER_REVERT)
         yield _gauge("blocked", "1 after a revert by a person, until a resume.", float(blocked))
 

@@ -81,7 +81,7 @@ class BootProblem(StrEnum):
     """Why a start is not worth trying."""
 
     FLAG_UNSUPPORTED = "flag_unsupported"  # this version does not take this flag, or not this value
-    FLAG_UNKNOWN = "flag_unknown"  # nobody knows whether this version takes it
+    FLAG_UNKNOWN = "flag_unknown"  # it is unknown whether this version takes it
     BELOW_ITEM = "below_item"  # a multimodal item would not fit
     BELOW_MODEL_LENGTH = "below_model_length"  # without chunking a prompt must fit whole
     BELOW_SEQUENCES = "below_sequences"  # fewer tokens than sequences

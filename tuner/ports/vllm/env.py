@@ -110,7 +110,7 @@ def _python(site: Path) -> tuple[int, int] | None:
 
 
 def _points(found: Distribution) -> Iterable[EntryPoint]:
-    """A broken entry_points.txt of somebody else hides only its own plugins, as it does for vLLM."""
+    """Another distribution's broken entry_points.txt hides only its own plugins, as it does for vLLM."""
     try:
         return list(found.entry_points)
     except (ValueError, OSError, AttributeError):

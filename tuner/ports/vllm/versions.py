@@ -19,7 +19,7 @@ class Flag(StrEnum):
     TAKEN = "taken"
     DEFAULT_ONLY = "default_only"  # the flag is there, and any other value than its default ends the start
     MISSING = "missing"  # no such flag: naming it ends the start
-    UNKNOWN = "unknown"  # nobody has looked
+    UNKNOWN = "unknown"  # not looked up
 
 
 class Hook(StrEnum):
