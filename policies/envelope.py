@@ -9,11 +9,61 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import Literal
 
 from rooftune.policies.errors import InputError, bad_value
 from rooftune.policies.request import DEADLINE, FCFS, FIXED_BUDGET, PRESSURE, Setting
 
-KNOB_NAMES: tuple[str, ...] = Setting._fields
+
+class Role(StrEnum):
+    """How a search treats a knob: tries its values, sets it along with a searched knob, or leaves it alone."""
+
+    SEARCHED = "searched"
+    FOLLOWER = "follower"
+    KEPT = "kept"
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One field of ``Setting``. label: its name in reports. policy: which of the two policies it belongs to.
+
+    ratio: its effect grows with its ratio, so it moves in limited steps; the others are switches.
+    """
+
+    name: str
+    label: str
+    role: Role
+    policy: Literal["budget", "order"] | None = None
+    ratio: bool = False
+
+
+# In the order in which reports list them. A new field of Setting needs a row here.
+KNOBS = (
+    Knob("step_tokens", "token budget", Role.SEARCHED, ratio=True),
+    Knob("chunk_cap_tokens", "chunk cap", Role.SEARCHED, ratio=True),
+    Knob("max_running", "sequence cap", Role.SEARCHED, ratio=True),
+    Knob("max_partial_prefills", "partial-prefill cap", Role.SEARCHED),
+    Knob("max_long_partial_prefills", "long partial-prefill cap", Role.SEARCHED),
+    Knob("long_prompt_tokens", "a prompt is long from", Role.FOLLOWER),
+    Knob("budget_policy", "budget policy", Role.SEARCHED, "budget"),
+    Knob("order_policy", "order policy", Role.SEARCHED, "order"),
+    Knob("aging_s", "aging bound", Role.FOLLOWER, "order"),
+    Knob("ttft_target_s", "deadline for the first token", Role.FOLLOWER, "order"),
+    Knob("prefill_s_per_token", "time a prompt token is taken to need", Role.FOLLOWER, "order"),
+    Knob("budget_target_s", "step-time target", Role.FOLLOWER, "budget"),
+    Knob("budget_floor_tokens", "prompt tokens a step has at least", Role.FOLLOWER, "budget"),
+    Knob("pressure_tokens", "budget under pressure", Role.FOLLOWER, "budget"),
+    Knob("pressure_prefills", "pressure from so many prompts on", Role.FOLLOWER, "budget"),
+    Knob("pass_over_max_s", "longest passing-over", Role.KEPT),
+    Knob("adaptive_chunk_cap", "adaptive chunk cap", Role.KEPT),
+)
+KNOB_NAMES: tuple[str, ...] = Setting._fields  # the order of the protocol
+KNOB_LABELS: Mapping[str, str] = {knob.name: knob.label for knob in KNOBS}
+RATIO_KNOBS = tuple(knob.name for knob in KNOBS if knob.ratio)
+SEARCHED = frozenset(knob.name for knob in KNOBS if knob.role is Role.SEARCHED)
+FOLLOWERS = frozenset(knob.name for knob in KNOBS if knob.role is Role.FOLLOWER)
+BUDGET_KNOBS = frozenset(knob.name for knob in KNOBS if knob.policy == "budget")
+ORDER_KNOBS = frozenset(knob.name for knob in KNOBS if knob.policy == "order")
 MOST_PROMPT_TOKENS = 10_000_000
 
 Number = int | float

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rooftune.policies.envelope import Broken, Envelope, Violation
+from rooftune.policies.envelope import RATIO_KNOBS, Broken, Envelope, Violation
 from rooftune.policies.errors import bad_value
 from rooftune.policies.request import Setting
 from rooftune.policies.verify import Verdict
@@ -64,10 +64,6 @@ class GuardLimits:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0.0):
                 raise bad_value(name, value, "at least 0 and finite", "correct the guard limits")
-
-
-# Knobs whose effect grows with their ratio, and which therefore move in limited steps; the others are switches.
-RATIO_KNOBS = ("step_tokens", "chunk_cap_tokens", "max_running")
 
 
 class Action(StrEnum):

@@ -23,12 +23,3 @@ def canonical(setting: Setting) -> Setting:
     if setting.order_policy == FCFS:
         idle.append("aging_s")
     return setting._replace(**{name: getattr(_DEFAULTS, name) for name in idle})
-
-
-# What a policy brings along; it has no bounds of its own in a search.
-FOLLOWERS = frozenset(
-    {
-        "budget_target_s", "budget_floor_tokens", "pressure_tokens", "pressure_prefills", "aging_s", "ttft_target_s",
-        "prefill_s_per_token", "long_prompt_tokens",
-    }
-)  # fmt: skip

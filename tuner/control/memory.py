@@ -10,9 +10,8 @@ from typing import Annotated, TypedDict, Unpack
 
 from pydantic import Field, ValidationError
 
-from rooftune.policies.envelope import Envelope, Mode, is_count
+from rooftune.policies.envelope import RATIO_KNOBS, Envelope, Mode, is_count
 from rooftune.policies.errors import InputError, bad_value
-from rooftune.policies.guard import RATIO_KNOBS
 from rooftune.policies.quantiles import quantile
 from rooftune.policies.request import Setting
 from rooftune.tuner.control.cycle.harm import Account

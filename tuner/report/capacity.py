@@ -4,11 +4,12 @@ import json
 import math
 import textwrap
 
+from rooftune.policies.envelope import KNOB_LABELS
 from rooftune.policies.slo import Slo
 from rooftune.tuner.record import EnginePart, StepModelPart, TrafficPart
 from rooftune.tuner.report import words
 from rooftune.tuner.report.build import margin_parts, setting_values, target_parts, trial_part
-from rooftune.tuner.report.headline import KNOB_WORDS, knob_value
+from rooftune.tuner.report.headline import knob_value
 from rooftune.tuner.report.replays import CapacityRecord, SharesPart
 from rooftune.tuner.search.capacity import Capacity
 from rooftune.tuner.search.feasible_rate import HIGHEST_SCALE, LOWEST_SCALE
@@ -75,7 +76,7 @@ def capacity_line(record: CapacityRecord) -> str:
 def capacity_text(record: CapacityRecord) -> str:
     """One screen. Ends without a newline."""
     setting = "; ".join(
-        f"{KNOB_WORDS.get(name, name)} {knob_value(name, value)}"
+        f"{KNOB_LABELS.get(name, name)} {knob_value(name, value)}"
         for name, value in record.setting.items()
         if name != "prefill_s_per_token"
     )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from rooftune.policies.envelope import KNOB_LABELS, SEARCHED
 from rooftune.tuner.record import RunRecord, TrialPart
 from rooftune.tuner.report import findings as reason
 from rooftune.tuner.report import trust, words
@@ -74,29 +75,10 @@ def changes(record: RunRecord) -> tuple[tuple[str, str, str], ...]:
     for name in dict.fromkeys([*before, *after]):
         old, new = before.get(name, 0), after.get(name, 0)
         if old != new and name not in _DERIVED:
-            rows.append((KNOB_WORDS.get(name, name), knob_value(name, old), knob_value(name, new)))
+            rows.append((KNOB_LABELS.get(name, name), knob_value(name, old), knob_value(name, new)))
     return tuple(rows)
 
 
-KNOB_WORDS = {
-    "step_tokens": "token budget",
-    "chunk_cap_tokens": "chunk cap",
-    "max_running": "sequence cap",
-    "max_partial_prefills": "partial-prefill cap",
-    "max_long_partial_prefills": "long partial-prefill cap",
-    "long_prompt_tokens": "a prompt is long from",
-    "budget_policy": "budget policy",
-    "order_policy": "order policy",
-    "aging_s": "aging bound",
-    "ttft_target_s": "deadline for the first token",
-    "prefill_s_per_token": "time a prompt token is taken to need",
-    "budget_target_s": "step-time target",
-    "budget_floor_tokens": "prompt tokens a step has at least",
-    "pressure_tokens": "budget under pressure",
-    "pressure_prefills": "pressure from so many prompts on",
-    "pass_over_max_s": "longest passing-over",
-    "adaptive_chunk_cap": "adaptive chunk cap",
-}
 # Not shown as changes: the setting carries them, but no operator chooses them.
 _DERIVED = ("prefill_s_per_token",)
 
@@ -138,18 +120,7 @@ def _plain_title(record: RunRecord) -> str:
 
 MOST_IN_TITLE = 3
 _TO = {"change": " to ", "keep": " ", "infeasible": " "}
-_IN_TITLE = tuple(
-    KNOB_WORDS[name]
-    for name in (
-        "step_tokens",
-        "chunk_cap_tokens",
-        "max_running",
-        "max_partial_prefills",
-        "max_long_partial_prefills",
-        "budget_policy",
-        "order_policy",
-    )
-)
+_IN_TITLE = frozenset(KNOB_LABELS[name] for name in SEARCHED)
 
 
 def _what(record: RunRecord) -> str:

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rooftune.policies.envelope import KNOB_LABELS
 from rooftune.policies.outcomes import BoolArray, IntArray, Outcomes
 from rooftune.policies.quantiles import quantile
 from rooftune.policies.slo import Slo, good
 from rooftune.tuner.record import GroupFigures, GroupPart, RunRecord, Seconds, TrialPart, plain
 from rooftune.tuner.report import flags, words
-from rooftune.tuner.report.headline import KNOB_WORDS, after_word, knob_value
+from rooftune.tuner.report.headline import after_word, knob_value
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,7 @@ def inputs(record: RunRecord) -> Table:
 
 
 def _knob_words(record: RunRecord) -> list[str]:
-    return [word for name, word in KNOB_WORDS.items() if name in record.search.knobs]
+    return [word for name, word in KNOB_LABELS.items() if name in record.search.knobs]
 
 
 def _three(*values: int) -> str:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rooftune.policies.envelope import RATIO_KNOBS
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo
 from rooftune.tuner.search.arena import Track
@@ -20,7 +21,6 @@ REACH_OCTAVES = 0.5
 SWITCH_OCTAVES = 1.0
 # A miss counts by what it exceeds the sampling error of the live share with, at 90 % confidence.
 CONFIDENCE = 1.645
-_RATIO_KNOBS = ("step_tokens", "chunk_cap_tokens", "max_running")
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def distance_octaves(a: Setting, b: Setting) -> float:
             x, y = x or a.step_tokens, y or b.step_tokens
         if x == y:
             continue
-        ratio = name in _RATIO_KNOBS and x > 0 and y > 0
+        ratio = name in RATIO_KNOBS and x > 0 and y > 0
         total += (math.log2(x / y) if ratio else SWITCH_OCTAVES) ** 2
     return math.sqrt(total)
 

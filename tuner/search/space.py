@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rooftune.policies.envelope import SEARCHED
 from rooftune.policies.errors import bad_value
 from rooftune.policies.request import DEADLINE, FCFS, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
 from rooftune.policies.slo import Slo
@@ -25,8 +26,7 @@ TARGET_STEPS = 40  # of the grid of step-time targets, from 0.4 to 1.6 times the
 # Setting fields by what an engine can be told. A stock vLLM takes these by flag; our engine and the hook take all.
 STOCK_VLLM = frozenset({"step_tokens", "chunk_cap_tokens"})
 CAPS = frozenset({"max_partial_prefills", "max_long_partial_prefills"})
-POLICIES = frozenset({"budget_policy", "order_policy"})
-EVERYTHING = STOCK_VLLM | CAPS | POLICIES | {"max_running"}
+EVERYTHING = SEARCHED
 
 
 class Suggest(Protocol):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from rooftune.policies.guard import RATIO_KNOBS
+from rooftune.policies.envelope import RATIO_KNOBS
 from rooftune.policies.request import Setting
 from rooftune.policies.verify import Verdict
 from rooftune.tuner.control.memory import Traffic, Tried, alike, setting_of

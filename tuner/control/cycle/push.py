@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from rooftune.policies import wire
+from rooftune.policies.envelope import BUDGET_KNOBS, ORDER_KNOBS
 from rooftune.policies.errors import InputError
 from rooftune.policies.guard import Reason, changes
 from rooftune.policies.request import FCFS, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
@@ -24,8 +25,6 @@ REFUSALS: dict[str, Reason] = {
     "held_by_other": Reason.HELD_BY_OTHER,
     "blocked_by_revert": Reason.BLOCKED_AFTER_REVERT,
 }
-_BUDGET_KNOBS = ("budget_policy", "budget_target_s", "budget_floor_tokens", "pressure_tokens", "pressure_prefills")
-_ORDER_KNOBS = ("order_policy", "aging_s", "ttft_target_s", "prefill_s_per_token")
 
 
 def fault_reason(error: PortError) -> Reason:
@@ -73,9 +72,9 @@ def push_request(
         "actor": actor,
         "reason": why,
     }
-    if any(name in moved for name in _BUDGET_KNOBS):
+    if BUDGET_KNOBS & moved.keys():
         values["budget_policy"] = _budget_policy(after, model)
-    if any(name in moved for name in _ORDER_KNOBS):
+    if ORDER_KNOBS & moved.keys():
         values["order_policy"] = _order_policy(after)
     try:
         return wire.PushRequest.model_validate(values)

@@ -1,5 +1,6 @@
 """``explain``: why a cycle did what it did, in exactly five plain lines, from its record alone. Pure."""
 
+from rooftune.policies.envelope import KNOB_LABELS, SEARCHED
 from rooftune.policies.guard import Action, Reason
 from rooftune.policies.request import Setting
 from rooftune.tuner.control.outcome import (
@@ -124,15 +125,6 @@ BEFORE_GUARD = frozenset(
 
 
 LINES = 5
-KNOB_WORDS = {
-    "step_tokens": ("token budget", " tokens"),
-    "chunk_cap_tokens": ("chunk cap", " tokens"),
-    "max_running": ("sequence cap", ""),
-    "max_partial_prefills": ("partial-prefill cap", ""),
-    "max_long_partial_prefills": ("long partial-prefill cap", ""),
-    "budget_policy": ("budget policy", ""),
-    "order_policy": ("order policy", ""),
-}
 _MAIN = ("step_tokens", "chunk_cap_tokens")
 _NONE_AT_ZERO = ("chunk_cap_tokens", "max_partial_prefills", "max_long_partial_prefills")
 _POLICIES = {
@@ -273,7 +265,8 @@ def knobs(setting: Knobs) -> str:
 
 
 def _knob(name: str, value: float) -> str:
-    word, unit = KNOB_WORDS.get(name, (name, ""))
+    word = KNOB_LABELS[name] if name in SEARCHED else name
+    unit = " tokens" if name in _MAIN else ""
     kinds = _POLICIES.get(name, ())
     if kinds:
         return f"{word} {kinds[int(value)] if int(value) < len(kinds) else value}"
