@@ -53,7 +53,7 @@ KNOBS = (
     Knob("budget_target_s", "step-time target", Role.FOLLOWER, "budget"),
     Knob("budget_floor_tokens", "prompt tokens a step has at least", Role.FOLLOWER, "budget"),
     Knob("pressure_tokens", "budget under pressure", Role.FOLLOWER, "budget"),
-    Knob("pressure_prefills", "pressure from so many prompts on", Role.FOLLOWER, "budget"),
+    Knob("pressure_prefills", "prompts that count as pressure", Role.FOLLOWER, "budget"),
     Knob("pass_over_max_s", "longest passing-over", Role.KEPT),
     Knob("adaptive_chunk_cap", "adaptive chunk cap", Role.KEPT),
 )

@@ -56,7 +56,7 @@ def flag_words(record: RunRecord) -> tuple[str, ...]:
     budget, ceiling = record.best.setting["step_tokens"], record.engine.ceiling_tokens
     said = [
         f"The token budget in force is --max-num-scheduled-tokens {budget:g}. vLLM 0.20, 0.27 and 0.32 know this flag; "
-        f"0.12 does not: there give --max-num-batched-tokens {budget:g} and leave it out."
+        f"0.12 does not: give it --max-num-batched-tokens {budget:g} instead."
     ]
     if ceiling > budget:
         said.append(

@@ -173,21 +173,24 @@ def _binding(record: RunRecord) -> str:
         return unreachable_words(record, record.binding)
     part, row = record.targets[record.binding], record.best.margins[record.binding]
     measured = "" if row.measured_s is None else f": simulated {words.seconds(row.measured_s)}"
-    which = "missed by most" if missed(row) else "with least to spare"
-    return f"The target {which}: {words.target(part)}{measured} ({words.judged(row)})."
+    which = "that is missed by the most" if missed(row) else "with the least room"
+    return f"The target {which} is {words.target(part)}{measured} ({words.judged(row)})."
 
 
 def _undo_first(record: RunRecord) -> str:
     if not moves(record) or record.current_source != "assumed":
         return ""
-    return "Save your present command line first: what stands here are vLLM's defaults, assumed and not read from it."
+    return (
+        "Save your present command line first: the flags shown here are vLLM's defaults, which Rooftune assumed and "
+        "did not read from your server."
+    )
 
 
 def _undo(record: RunRecord) -> str:
     if not moves(record):
         return "Nothing to undo."
     hook = " and without the hook's policies" if extras(record) else ""
-    return f"Restart the engine with the flags it had{hook}: {vllm_flags_before(record).text}{_without(record)}"
+    return f"Restart vLLM with these flags{hook}: {vllm_flags_before(record).text}{_without(record)}"
 
 
 def _without(record: RunRecord) -> str:

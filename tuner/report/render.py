@@ -84,7 +84,7 @@ def _how(record: RunRecord, head: Headline) -> list[str]:
     return [
         f"- **How:** start vLLM with `{flags.text}`",
         *(f"  - {escaped(note)}" for note in (*flag_words(record), *flags.notes)),
-        f"- **Undo:** {first}restart it with the flags it had: `{vllm_flags_before(record).text}`{without}",
+        f"- **Undo:** {first}restart vLLM with these flags: `{vllm_flags_before(record).text}`{without}",
         f"- **Then:** {escaped(head.watch)}",
     ]
 

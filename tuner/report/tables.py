@@ -150,14 +150,15 @@ def groups(record: RunRecord) -> Table:
 def search(record: RunRecord) -> Table:
     """What finding it cost."""
     s = record.search
-    note = "Both replay the same requests"
+    note = "Both ways replay the same requests"
     if s.random_simulated_steps >= s.simulated_steps:
         note += "; random search gets at least as many simulated steps to spend"
     note += "."
     if s.window_trials:
         note += (
             f" {words.count(s.window_trials)} trials of both were first looks at a few windows of the traffic; "
-            "what led there was replayed on all of it, and the figures here are from all of it."
+            "the settings that led in them were then replayed on all of it, and the figures here come "
+            "from those replays."
         )
     return Table(
         "How it was found",

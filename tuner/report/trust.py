@@ -77,7 +77,11 @@ def caveats(record: RunRecord) -> tuple[str, ...]:
     if record.current_source == "assumed":
         assumed.insert(0, f"the setting in force (budget {words.tokens(record.current.setting['step_tokens'])})")
     if assumed:
-        found.append("Also assumed, because not given: " + ", ".join(_ENGINE_WORDS.get(a, a) for a in assumed) + ".")
+        found.append(
+            "Rooftune also assumed these, because you gave no value: "
+            + ", ".join(_ENGINE_WORDS.get(a, a) for a in assumed)
+            + "."
+        )
     if record.burst_attainment is not None:
         found.append(
             "With a burst (the same requests, arriving twice as fast for a tenth of the traffic's "

@@ -183,8 +183,8 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
     ),
     (
         "token budget",
-        "The most tokens one step may compute, prompt and answer together. Large: prompts are read fast, but every "
-        "running answer waits for the long step. Small: answers flow evenly, prompts take longer.",
+        "The most tokens one step may compute, prompt and answer together. A large budget reads prompts fast, but "
+        "every running answer waits for the long step. With a small one answers flow evenly, but prompts take longer.",
     ),
     (
         "chunk cap",
@@ -209,10 +209,10 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
         "Beyond a number of tokens, the knee, each further token adds time: the slope.",
     ),
     ("TTFT", "Time to first token: from a request's arrival to the first token of its answer, waiting included."),
-    ("gap", "The time between two neighbouring tokens of one answer. Long gaps are seen as stutter."),
+    ("gap", "The time between two neighbouring tokens of one answer. Readers see long gaps as stutter."),
     ("TPOT", "Time per output token: an answer's time after its first token, divided by its other tokens."),
     ("p50, p99", "Half of the samples are at most the p50; 99 in 100 are at most the p99."),
-    ("target", "What you promised: a bound, and which share of the samples must keep it."),
+    ("target", "A bound that you promised, and the share of the samples that must keep it."),
     ("good request, goodput", "A good request finished and met every target. Goodput counts good requests per second."),
     ("feasible", "Over the whole run, every target's quantile is within its bound."),
     (
@@ -223,7 +223,8 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
     (
         "twin",
         "A program that replays your traffic through the same scheduling decisions as the engine, with a formula for "
-        "the time of each step. It is exact in who is served when, and as good as the formula in how long it takes.",
+        "the time of each step. It is exact about which request is served when; its times are as "
+        "good as the formula.",
     ),
     (
         "noise",
@@ -232,7 +233,7 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
     ),
     (
         "measured, simulated, assumed, given",
-        "Measured: on your engine. Simulated: by the twin. Assumed: our default, because you gave no value. "
-        "Given: by your flags or your files.",
+        "A measured value comes from your engine, a simulated one from the twin, a given one from your flags or files. "
+        "An assumed value is our default, because you gave none.",
     ),
 )
