@@ -28,16 +28,18 @@ def add_setting_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--adaptive-chunk-cap", metavar="on|off", help="raise it to budget // eligible requests")
     group.add_argument("--max-partial-prefills", metavar="N", help="most prompts half-read at once (default 0)")
     group.add_argument("--max-long-partial-prefills", metavar="N", help="the same, counting long prompts (default 0)")
-    group.add_argument("--long-prompt-tokens", metavar="N", help="a prompt is long from so many tokens on")
+    group.add_argument("--long-prompt-tokens", metavar="N", help="least tokens of a long prompt")
     group.add_argument("--pass-over-max", metavar="TIME", help="longest passing-over of a held prompt (default 30s)")
     group.add_argument("--max-running", metavar="N", help="most requests in a step (default: --max-seqs)")
     group.add_argument("--budget-policy", default="fixed", help=f"{', '.join(BUDGET_POLICIES)} (default fixed)")
     group.add_argument("--budget-target", metavar="TIME", help="step-time-target: predicted step time stays under it")
-    group.add_argument("--budget-floor", metavar="N", help="step-time-target: at least so many prompt tokens")
+    group.add_argument("--budget-floor", metavar="N", help="step-time-target: least prompt tokens of a step")
     group.add_argument("--pressure-tokens", metavar="N", help="pressure: budget while prompts press")
-    group.add_argument("--pressure-prefills", metavar="N", help="pressure: from so many prompts on (default 2)")
+    group.add_argument(
+        "--pressure-prefills", metavar="N", help="pressure: waiting prompts that count as pressure (default 2)"
+    )
     group.add_argument("--order", default="fcfs", help=f"{', '.join(ORDER_POLICIES)} (default fcfs)")
-    group.add_argument("--aging", metavar="TIME", help="a request goes first after waiting so long (default 10s)")
+    group.add_argument("--aging", metavar="TIME", help="a request that waited this long goes first (default 10s)")
     group.add_argument("--ttft-target", metavar="TIME", help="deadline: first token within it")
 
 
