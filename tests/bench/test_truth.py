@@ -75,7 +75,7 @@ def test_figures_come_from_files_as_the_benches_print_them(tmp_path: Path, capsy
 
 
 def test_the_committed_page_has_the_words_of_today() -> None:
-    """Whoever changes the words runs the benches again: python -m tests.bench.truth docs/truth.md"""
+    """After a change of the words, run the benches again: python -m tests.bench.truth docs/truth.md"""
     words = re.split(r"\[\[[^\]]+\]\]", PAGE.read_text())
     committed = DOCS.read_text()
     place = 0

@@ -63,7 +63,7 @@ class Asked:
         """What came of a resume. Where no block was seen none is lifted: one may have come since."""
         state = sight.seen.state
         if wishes.pending(self._store) != (None, wish):
-            return ""  # somebody asked for something else since this cycle looked
+            return ""  # the operator asked for something else since this cycle looked
         if state.blocked:
             if not wishes.lifts(self._store, wish, state.boot_id, state.revision):
                 return f"{wish.actor} asked for a resume before this block was known, so it stands: ask for it again"
@@ -101,7 +101,7 @@ def _text(words: str) -> str:
     return kept[:200] or "not stated"
 
 
-# While one of these holds, the engine is not to be held by somebody who sees nothing: the lease may end.
+# While one of these holds, this controller cannot see the engine and must not hold it: the lease may end.
 _BLIND = frozenset({Reason.METRICS_STALE, Reason.BLOCKED_AFTER_REVERT, Reason.HELD_BY_OTHER})
 
 # A trial that is taken back for one of these was not shown to be worse.
@@ -257,7 +257,7 @@ class Actor:
         return {"lease_left_s": self._options.lease_s, "revision": sent.revision}
 
     def let_go(self) -> str:
-        """A clean end: the lease is given back at once, so that nothing holds that nobody watches."""
+        """A clean end: gives the lease back at once, so that no push holds unwatched."""
         if not self._options.live:
             return "shadow mode: nothing of ours was in force"
         try:

@@ -245,7 +245,7 @@ class SearchDesk:
         self._why: Reason = Reason.SEARCHING
 
     def forget(self) -> None:
-        """The engine was started anew, or the setting moved: what was asked is about something else."""
+        """The engine restarted or the setting moved: the job is about something else."""
         self._discard = self._searcher.busy
         self._asked_s = -math.inf
         self._asked_base = None
