@@ -23,6 +23,11 @@ TUNER_LAYERS: tuple[tuple[str, ...], ...] = (
     ("clock", "files"),
 )
 
+# Inside tuner.control: the loop may use every room, a room only its own modules and the shared values beside the rooms.
+CONTROL_TOP = ("cycle", "assemble")
+CONTROL_ROOMS = ("signals", "state", "status", "searcher", "explain")
+CONTROL_NEIGHBOURS = {("status", "state")}  # its pages show and take what an operator asked for
+
 # Library -> the only places (module, or package with everything below it) that may import it.
 FENCES: dict[str, tuple[str, ...]] = {
     "optuna": ("rooftune.tuner.search.study", "rooftune.tuner.search.archive"),
@@ -121,12 +126,25 @@ def _policies_violation(module: str, imported: str, top: str) -> str | None:
 
 def _layer_violation(module: str, imported: str) -> str | None:
     mine, theirs = part_of(module), part_of(imported)
+    if mine == theirs == "control":
+        return _control_violation(module, imported)
     if not theirs or mine == theirs:
         return None
     if not mine:
         return "the package tuner itself imports none of its parts"
     if layer_of(theirs) <= layer_of(mine):
         return f"tuner.{theirs} is not below tuner.{mine}"
+    return None
+
+
+def _control_violation(module: str, imported: str) -> str | None:
+    mine, theirs = ([*name.split("."), "", ""][3] for name in (module, imported))
+    if mine in CONTROL_TOP or mine == theirs:
+        return None
+    if theirs in CONTROL_TOP:
+        return f"tuner.control.{theirs} is above tuner.control.{mine}"
+    if theirs in CONTROL_ROOMS and (mine, theirs) not in CONTROL_NEIGHBOURS:
+        return f"tuner.control.{theirs} is a room beside tuner.control.{mine}"
     return None
 
 

@@ -44,6 +44,8 @@ BREACHES = [
     ("rooftune.tuner.model.fit", "from rooftune.tuner.search.study import Study", "up a layer"),
     ("rooftune.tuner.sim.kernel", "import rooftune.tuner.ports.http", "beside, in the same layer"),
     ("rooftune.tuner.sim.result", "def f():\n    from rooftune.tuner.cli import main\n    return main", "lazy"),
+    ("rooftune.tuner.control.memory", "from rooftune.tuner.control.cycle.book import Book", "up into the loop"),
+    ("rooftune.tuner.control.signals.find", "import rooftune.tuner.control.state.store", "a room beside"),
     ("rooftune.tuner.clock", "if TYPE_CHECKING:\n    from rooftune.tuner.config import Config", "type-only"),
     ("rooftune.tuner.sim.result", "from ..cli.main import main", "relative"),
     ("rooftune.tuner.sim.result", "import importlib\nimportlib.import_module('rooftune.tuner.cli.main')", "dynamic"),

@@ -9,9 +9,9 @@ from rooftune.policies.guard import GuardLimits
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo, Target
 from rooftune.tuner.control.cycle.loop import Controller
+from rooftune.tuner.control.job import Answer, Job, WorkerError
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.outcome import CycleRecord, ProposalPart, TwinPart
-from rooftune.tuner.control.searcher.job import Answer, Job, WorkerError
 from rooftune.tuner.control.state.file import StoreError
 from rooftune.tuner.observe.protocol import ProtocolReader
 from tests.control.live import LiveClock, LiveEngine, LivePort
@@ -91,7 +91,7 @@ class Scripted:
 
 
 class MemoryStore:
-    """``rooftune.tuner.control.cycle.ports.Store`` without a disk. broken: what every method raises while it is set."""
+    """``rooftune.tuner.control.ports.Store`` without a disk. broken: what every method raises while it is set."""
 
     def __init__(self, instance: str = "one") -> None:
         self._instance = instance

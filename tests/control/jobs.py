@@ -6,7 +6,7 @@ from typing import Any
 from rooftune.policies.request import Boot, Setting
 from rooftune.policies.step_time import NAMED_MODELS, StepModel
 from rooftune.tuner.bench.search_speed import window_part_of
-from rooftune.tuner.control.searcher.job import Answer, EngineFacts, Job, TargetRow, WindowPart
+from rooftune.tuner.control.job import Answer, EngineFacts, Job, TargetRow, WindowPart
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.twin import simulate
 from rooftune.tuner.traffic.generate import document_mix

@@ -11,9 +11,9 @@ from rooftune.policies.guard import Action, Reason
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo, Target
 from rooftune.policies.step_time import StepModel
+from rooftune.tuner.control.job import Answer, Job
 from rooftune.tuner.control.memory import Memory, knobs_of, traffic_of
 from rooftune.tuner.control.outcome import CycleRecord
-from rooftune.tuner.control.searcher.job import Answer, Job
 from rooftune.tuner.control.signals.codes import Signal
 from tests.control.doubles import BOLD, MemoryStore, Reply, Rig, answer_of, options, proposes, rig
 from tests.control.live import BOOT, SLOW, LiveEngine, Traffic

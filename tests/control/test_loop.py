@@ -13,9 +13,9 @@ from rooftune.policies.request import Setting
 from rooftune.policies.slo import Condition, Override, Slo, Target
 from rooftune.policies.verify import RollbackThresholds
 from rooftune.tuner.control.cycle.observe import beyond
+from rooftune.tuner.control.job import Answer, Job, WorkerError, WorkerFault
 from rooftune.tuner.control.memory import KEY, Memory, Trust, remember
 from rooftune.tuner.control.outcome import CycleRecord, Stage
-from rooftune.tuner.control.searcher.job import Answer, Job, WorkerError, WorkerFault
 from rooftune.tuner.control.searcher.window import engine_of
 from rooftune.tuner.control.signals.codes import Signal
 from rooftune.tuner.control.state import operator as wishes

@@ -20,15 +20,17 @@ from rooftune.policies.step_time import NAMED_MODELS
 from rooftune.tuner.clock import ManualClock
 from rooftune.tuner.control.canonical import canonical
 from rooftune.tuner.control.cycle.draft import Draft
-from rooftune.tuner.control.cycle.harm import Account, measured_cost_slo_s, predicted_cost_slo_s
+from rooftune.tuner.control.cycle.harm import measured_cost_slo_s, predicted_cost_slo_s
 from rooftune.tuner.control.cycle.learned import near, proven, refuted, still_told, without_effect
-from rooftune.tuner.control.cycle.matched import Side, compare, judgeable, overdue
+from rooftune.tuner.control.cycle.matched import Side, compare, overdue
 from rooftune.tuner.control.cycle.observe import Seen
 from rooftune.tuner.control.cycle.propose import draws_of, effective
 from rooftune.tuner.control.cycle.push import push_request
+from rooftune.tuner.control.figures import judgeable
 from rooftune.tuner.control.memory import (
     LEAST_RATIO,
     MOST_RATIO,
+    Account,
     Kept,
     Memory,
     Traffic,

@@ -14,7 +14,7 @@ from rooftune.policies.errors import InputError, RefusedError
 from rooftune.policies.guard import Action, Reason
 from rooftune.tuner.clock import ManualClock
 from rooftune.tuner.config import RetentionSection
-from rooftune.tuner.control.cycle.ports import Store
+from rooftune.tuner.control.ports import Store
 from rooftune.tuner.control.state import operator as wishes
 from rooftune.tuner.control.state.file import STATE_FILE
 from rooftune.tuner.control.state.store import PRUNE_ROWS, StateFile, StoreError, StoreFault, holder

@@ -11,9 +11,9 @@ import pytest
 
 from rooftune.policies.errors import InputError
 from rooftune.tuner.clock import ManualClock
+from rooftune.tuner.control.job import Answer, Job, WorkerError, WorkerFault
 from rooftune.tuner.control.outcome import TwinPart
 from rooftune.tuner.control.searcher.child import Reply, encoded
-from rooftune.tuner.control.searcher.job import Answer, Job, WorkerError, WorkerFault
 from rooftune.tuner.control.searcher.worker import GRACE_S, ChildSearcher, Limits, child_command
 from tests.control.jobs import job
 
@@ -247,7 +247,7 @@ def test_the_real_child_refuses_lines_that_are_no_orders() -> None:
 
 def test_the_parent_loads_neither_numba_nor_optuna_nor_torch() -> None:
     script = (
-        "import sys; import rooftune.tuner.control.searcher.worker, rooftune.tuner.control.cycle.ports\n"
+        "import sys; import rooftune.tuner.control.searcher.worker, rooftune.tuner.control.ports\n"
         "print(sorted({m.partition('.')[0] for m in sys.modules} & "
         "{'numba', 'llvmlite', 'optuna', 'sqlalchemy', 'torch', 'matplotlib', 'scipy'}))"
     )

@@ -8,7 +8,7 @@ import pytest
 
 from rooftune.policies.errors import InputError, RooftuneError, UnreachableError
 from rooftune.policies.request import Setting
-from rooftune.tuner.control.searcher.job import Answer, Job, LiveTrial, TargetRow, WindowPart
+from rooftune.tuner.control.job import Answer, Job, LiveTrial, TargetRow, WindowPart
 from rooftune.tuner.control.searcher.run import twin_part
 from rooftune.tuner.control.searcher.window import (
     compared,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rooftune.tuner.control.searcher.job import WorkerError, WorkerFault
+from rooftune.tuner.control.job import WorkerError, WorkerFault
 from rooftune.tuner.control.searcher.worker import ChildSearcher, Limits
 from tests.control.jobs import InlineSearcher, job, mix
 from tests.control.test_worker import gone, wait

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from rooftune.tuner.control.searcher.job import Answer, Job
+from rooftune.tuner.control.job import Answer, Job
 from tests.control.doubles import Rig, Scripted, rig
 
 

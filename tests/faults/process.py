@@ -11,8 +11,8 @@ import sys
 
 from rooftune.tuner.config import load_config
 from rooftune.tuner.control.assemble import run_controller
+from rooftune.tuner.control.job import Answer, Job
 from rooftune.tuner.control.outcome import Stage
-from rooftune.tuner.control.searcher.job import Answer, Job
 from tests.control.doubles import Scripted, answer_of
 
 

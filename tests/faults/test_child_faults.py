@@ -7,7 +7,7 @@ import time
 import pytest
 
 from rooftune.policies.guard import Action, Reason
-from rooftune.tuner.control.searcher.job import Answer, Job, WorkerError, WorkerFault
+from rooftune.tuner.control.job import Answer, Job, WorkerError, WorkerFault
 from rooftune.tuner.control.searcher.worker import ChildSearcher, Limits
 from tests.control.doubles import Rig, answer_of, options, proposes, rig
 

@@ -25,7 +25,7 @@ from rooftune.policies.request import Setting
 from rooftune.policies.step_time import NAMED_MODELS
 from rooftune.tuner.bench.children import cost_of
 from rooftune.tuner.bench.mixes import TRACES
-from rooftune.tuner.control.searcher.job import Answer, EngineFacts, Job, TargetRow, WindowPart
+from rooftune.tuner.control.job import Answer, EngineFacts, Job, TargetRow, WindowPart
 from rooftune.tuner.control.searcher.window import engine_of
 from rooftune.tuner.control.searcher.worker import ChildSearcher
 from rooftune.tuner.model.intervals import model_draws

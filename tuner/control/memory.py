@@ -5,7 +5,7 @@ Instants without another word are seconds on the engine's clock, which only mean
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, TypedDict, Unpack
 
 from pydantic import Field, ValidationError
@@ -14,11 +14,34 @@ from rooftune.policies.envelope import RATIO_KNOBS, Envelope, Mode, is_count
 from rooftune.policies.errors import InputError, bad_value
 from rooftune.policies.quantiles import quantile
 from rooftune.policies.request import Setting
-from rooftune.tuner.control.cycle.harm import Account
-from rooftune.tuner.control.cycle.ports import Store
 from rooftune.tuner.control.outcome import Amount, Knobs
+from rooftune.tuner.control.ports import Store
 from rooftune.tuner.observe.rows import RequestRows
 from rooftune.tuner.record import Count, Part, Share, Words
+
+DAYS_KEPT = 4
+
+
+@dataclass(frozen=True)
+class Account:
+    """days: (date, SLO-seconds spent), each date once; the latest DAYS_KEPT that something was written to."""
+
+    days: tuple[tuple[str, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        for day, spent in self.days:
+            if not (math.isfinite(spent) and spent >= 0.0):
+                raise bad_value(f"SLO-seconds of {day}", spent, "at least 0 and finite", "start a new account")
+
+    def spent(self, day: str) -> float:
+        return dict(self.days).get(day, 0.0)
+
+    def with_spent(self, day: str, slo_s: float) -> "Account":
+        """The account after ``slo_s`` more on that day."""
+        days = dict(self.days)
+        days[day] = days.pop(day, 0.0) + max(slo_s, 0.0)
+        return replace(self, days=tuple(days.items())[-DAYS_KEPT:])
+
 
 Bounds = dict[str, tuple[float, float]]
 

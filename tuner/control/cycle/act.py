@@ -17,13 +17,13 @@ from rooftune.tuner.control.cycle.draft import Draft
 from rooftune.tuner.control.cycle.fit import Learner
 from rooftune.tuner.control.cycle.judge import moved_knobs
 from rooftune.tuner.control.cycle.observe import Holder
-from rooftune.tuner.control.cycle.ports import Store
 from rooftune.tuner.control.cycle.propose import Found
 from rooftune.tuner.control.cycle.push import Sent, push_request, send
 from rooftune.tuner.control.cycle.sight import Sighting, actor_of
 from rooftune.tuner.control.memory import Trial, knobs_of, setting_of
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.outcome import RecordParts
+from rooftune.tuner.control.ports import Store
 from rooftune.tuner.control.state import operator as wishes
 from rooftune.tuner.control.state.file import StoreError
 from rooftune.tuner.ports.base import Port, PortError

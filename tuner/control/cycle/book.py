@@ -3,7 +3,6 @@
 from typing import Unpack
 
 from rooftune.policies.verify import Verdict
-from rooftune.tuner.control.cycle.ports import Store
 from rooftune.tuner.control.cycle.verify import Checked
 from rooftune.tuner.control.memory import (
     MOST_TRIED,
@@ -18,6 +17,7 @@ from rooftune.tuner.control.memory import (
     recall,
     remember,
 )
+from rooftune.tuner.control.ports import Store
 from rooftune.tuner.observe.window import Window
 
 

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from rooftune.policies.errors import InputError
 from rooftune.policies.step_time import StepModel
-from rooftune.tuner.control.cycle.ports import Store
 from rooftune.tuner.control.outcome import FitPart
+from rooftune.tuner.control.ports import Store
 from rooftune.tuner.model.drift import Drift, DriftAlarm
 from rooftune.tuner.model.fit import MIN_STEPS, fit_steps
 from rooftune.tuner.model.model_file import check_step_model

@@ -21,11 +21,11 @@ from rooftune.tuner.control.cycle.draft import AfterStage, Draft, nothing_after
 from rooftune.tuner.control.cycle.fit import Learner
 from rooftune.tuner.control.cycle.judge import Judge
 from rooftune.tuner.control.cycle.plan import Planner
-from rooftune.tuner.control.cycle.ports import Searcher, Store
 from rooftune.tuner.control.cycle.push import fault_reason, one_line
 from rooftune.tuner.control.cycle.sight import Reader, Sight
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.outcome import CycleRecord, Stage
+from rooftune.tuner.control.ports import Searcher, Store
 from rooftune.tuner.control.state.file import StoreError
 from rooftune.tuner.ports.base import Port, PortError
 

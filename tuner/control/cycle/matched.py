@@ -14,14 +14,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from rooftune.policies.outcomes import Outcomes
-from rooftune.policies.quantiles import quantile
-from rooftune.policies.slo import Override, Slo, Target, attainment, good
-from rooftune.tuner.control.outcome import Figures
-from rooftune.tuner.observe.rows import ABORTED, FINISHED, FloatArray, IntArray, RequestRows
-from rooftune.tuner.record import plain
+from rooftune.tuner.observe.rows import FloatArray, IntArray
 
 RATE_RATIO = 1.3
 OVERLAP = 0.7
@@ -168,85 +162,3 @@ def _table(side: Side, kinds: IntArray) -> _Table:
     np.add.at(good_blocks, (block, column), side.good)
     np.add.at(count_blocks, (block, column), 1.0)
     return _Table(good_blocks, count_blocks)
-
-
-BoolArray = npt.NDArray[np.bool_]
-
-
-def judgeable(slo: Slo, gap_bounds_s: tuple[float, ...]) -> Slo:
-    """Targets as this engine's request records can show them.
-
-    Gaps are counted per request only above the engine's own bounds. A gap target at any other bound is judged by the
-    longest gap instead: never milder, since no gap above the bound leaves none to count.
-    """
-
-    def seen(target: Target) -> Target:
-        if target.metric != "gap" or any(math.isclose(target.bound_s, bound, rel_tol=1e-9) for bound in gap_bounds_s):
-            return target
-        return Target("longest_gap", target.bound_s, target.quantile)
-
-    overrides = tuple(Override(o.when, _distinct(map(seen, o.targets))) for o in slo.overrides)
-    return Slo(_distinct(map(seen, slo.targets)), overrides, slo.objective)
-
-
-def _distinct(targets: "map[Target]") -> tuple[Target, ...]:
-    """Two targets that became one quantile of one metric: the tighter stays."""
-    kept: dict[tuple[str, float], Target] = {}
-    for target in targets:
-        key = (target.metric, target.quantile)
-        if key not in kept or target.bound_s < kept[key].bound_s:
-            kept[key] = target
-    return tuple(kept.values())
-
-
-def judged(requests: RequestRows) -> RequestRows:
-    """Those whose latencies say something of the setting: who hung up says nothing."""
-    return requests.select(requests.ended != ABORTED)
-
-
-def good_mask(requests: RequestRows, slo: Slo) -> BoolArray:
-    """Which requests meet every target, shape (n,); failed ones never do."""
-    return good(requests.outcomes(), slo)
-
-
-def figures(requests: RequestRows, slo: Slo, span_s: float) -> Figures:
-    """Figures of the finished and failed requests among these; NaN and nothing at all become null, never 0."""
-    rows = judged(requests)
-    outcomes = rows.outcomes()
-    share = attainment(outcomes, slo)
-    finished = rows.ended == FINISHED
-    several = finished & (rows.output_tokens > 1)
-    answer_s = (rows.finish_s - rows.arrival_s - rows.ttft_s)[several]
-    # All tokens in one step: the difference of equal instants may come out a hair below 0.
-    tpot_s = np.maximum(answer_s, 0.0) / (rows.output_tokens[several] - 1)
-    gaps_s = rows.longest_gap_s[several]
-    ttft_s = _came(rows.ttft_s, finished)
-
-    def at(values: FloatArray, q: float) -> float | str | None:
-        return plain(quantile(values, q)) if len(values) else None
-
-    return Figures(
-        requests=len(rows),
-        span_s=span_s,
-        attainment=None if math.isnan(share) else share,
-        goodput_rps=None if math.isnan(share) or span_s <= 0.0 else share * len(rows) / span_s,
-        ttft_p50_s=at(ttft_s, 0.5),  # type: ignore[arg-type]  # plain() gives "inf" and no other text
-        ttft_p95_s=at(ttft_s, 0.95),  # type: ignore[arg-type]  # as above
-        ttft_p99_s=at(ttft_s, 0.99),  # type: ignore[arg-type]  # as above
-        queue_p99_s=at(queue_s(rows.outcomes(), finished), 0.99),  # type: ignore[arg-type]  # as above
-        tpot_p95_s=at(tpot_s, 0.95),  # type: ignore[arg-type]  # as above
-        longest_gap_p50_s=at(gaps_s[~np.isnan(gaps_s)], 0.5),  # type: ignore[arg-type]  # as above
-        longest_gap_p99_s=at(gaps_s[~np.isnan(gaps_s)], 0.99),  # type: ignore[arg-type]  # as above
-        failed=int((~finished).sum()),
-        preemptions=int(rows.preemptions.sum()),
-    )
-
-
-def _came(values: FloatArray, finished: BoolArray) -> FloatArray:
-    """A failed request's latency is infinite, whatever it had got until then."""
-    return np.where(finished & ~np.isnan(values), values, np.inf)
-
-
-def queue_s(outcomes: Outcomes, finished: BoolArray) -> FloatArray:
-    """Arrival to first scheduling in seconds, +inf for those that failed."""
-    return _came(outcomes.scheduled_s - outcomes.arrival_s, finished)

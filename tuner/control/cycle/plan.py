@@ -7,12 +7,12 @@ from rooftune.tuner.control.cycle.draft import Draft
 from rooftune.tuner.control.cycle.fit import Learner
 from rooftune.tuner.control.cycle.learned import still_told, without_effect
 from rooftune.tuner.control.cycle.observe import Holder
-from rooftune.tuner.control.cycle.ports import Searcher
 from rooftune.tuner.control.cycle.propose import Found, SearchDesk, make_job, remembered, searched
 from rooftune.tuner.control.cycle.push import one_line
 from rooftune.tuner.control.cycle.sight import Sighting
 from rooftune.tuner.control.memory import Bounds, Trust
 from rooftune.tuner.control.options import LoopOptions
+from rooftune.tuner.control.ports import Searcher
 from rooftune.tuner.control.signals.codes import Signal
 from rooftune.tuner.model.roofline import FitRefused
 

@@ -16,12 +16,12 @@ from rooftune.tuner.control.canonical import canonical
 from rooftune.tuner.control.cycle.fit import noise_pairs
 from rooftune.tuner.control.cycle.learned import proven, refuted
 from rooftune.tuner.control.cycle.observe import Seen, keeps_decodes_moving
-from rooftune.tuner.control.cycle.ports import Searcher
 from rooftune.tuner.control.cycle.push import one_line
+from rooftune.tuner.control.job import Answer, EngineFacts, Job, LiveTrial, OverrideRow, TargetRow, WorkerError
 from rooftune.tuner.control.memory import Bounds, Traffic, Tried, Trust, alike, knobs_of, region, setting_of
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.outcome import FitPart, ProposalPart, TwinPart
-from rooftune.tuner.control.searcher.job import Answer, EngineFacts, Job, LiveTrial, OverrideRow, TargetRow, WorkerError
+from rooftune.tuner.control.ports import Searcher
 from rooftune.tuner.control.searcher.window import window_part
 from rooftune.tuner.model.intervals import model_draws
 

@@ -15,13 +15,13 @@ from rooftune.tuner.control import options as schedule
 from rooftune.tuner.control.cycle.book import Book
 from rooftune.tuner.control.cycle.draft import Draft
 from rooftune.tuner.control.cycle.fit import Learner
-from rooftune.tuner.control.cycle.matched import figures, judgeable
 from rooftune.tuner.control.cycle.observe import Holder, Seen, Standing, beyond, boot_of, setting_in_force, stand
-from rooftune.tuner.control.cycle.ports import Store
 from rooftune.tuner.control.cycle.verify import MOST_BEFORE, Checked
+from rooftune.tuner.control.figures import figures, judgeable
 from rooftune.tuner.control.memory import knobs_of
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.outcome import Figures
+from rooftune.tuner.control.ports import Store
 from rooftune.tuner.control.signals.find import find_signals, freeze_of
 from rooftune.tuner.control.state import operator as wishes
 from rooftune.tuner.observe.protocol import Reading

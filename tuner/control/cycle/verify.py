@@ -14,8 +14,9 @@ from rooftune.policies.slo import Slo
 from rooftune.policies.step_time import StepModel
 from rooftune.policies.verify import Comparison, Judgement, RollbackThresholds, Verdict, VerdictReason, crossed, judge
 from rooftune.tuner.control.cycle.harm import nobody_ends, rising
-from rooftune.tuner.control.cycle.matched import Matched, Side, compare, good_mask, judged, overdue
+from rooftune.tuner.control.cycle.matched import Matched, Side, compare, overdue
 from rooftune.tuner.control.cycle.observe import Seen, in_flight, storming, wait_bound_s, waiting_at
+from rooftune.tuner.control.figures import good_mask, judged
 from rooftune.tuner.control.memory import Trial, Way
 from rooftune.tuner.control.outcome import VerifyPart
 from rooftune.tuner.model.roofline import predict

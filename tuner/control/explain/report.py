@@ -5,9 +5,9 @@ from pathlib import Path
 
 from rooftune.policies.errors import InputError
 from rooftune.policies.guard import Action
-from rooftune.tuner.control.cycle.ports import Store
 from rooftune.tuner.control.explain.explain import explain, knee, knobs, points, share
 from rooftune.tuner.control.outcome import CycleRecord, Knobs
+from rooftune.tuner.control.ports import Store
 
 NAME = "live.md"
 MOST_CYCLES = 20_000

@@ -18,7 +18,7 @@ from typing import Annotated, BinaryIO, Final, TypeVar
 from pydantic import Field, ValidationError
 
 from rooftune.policies.errors import RooftuneError
-from rooftune.tuner.control.searcher.job import Answer, Job
+from rooftune.tuner.control.job import Answer, Job
 from rooftune.tuner.record import Count, Part, Words
 
 # A job of 100,000 requests is about 10 MB; a line beyond this is nonsense, and neither side keeps more of it in memory.

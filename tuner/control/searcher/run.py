@@ -12,8 +12,8 @@ from rooftune.policies.outcomes import BoolArray, Outcomes
 from rooftune.policies.quantiles import quantile
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo, attainment
+from rooftune.tuner.control.job import Answer, Job
 from rooftune.tuner.control.outcome import Figures, Knobs, ProposalPart, TwinPart
-from rooftune.tuner.control.searcher.job import Answer, Job
 from rooftune.tuner.control.searcher.window import (
     compared,
     engine_of,

@@ -10,8 +10,8 @@ from rooftune.policies.outcomes import BoolArray, FloatArray, Outcomes
 from rooftune.policies.request import Boot, Setting
 from rooftune.policies.slo import Condition, Override, Slo, Target
 from rooftune.policies.step_time import StepModel
-from rooftune.tuner.control.cycle.matched import judgeable
-from rooftune.tuner.control.searcher.job import EngineFacts, Job, TargetRow, WindowPart
+from rooftune.tuner.control.figures import judgeable
+from rooftune.tuner.control.job import EngineFacts, Job, TargetRow, WindowPart
 from rooftune.tuner.model.model_file import check_step_model
 from rooftune.tuner.observe.rows import FINISHED, RequestRows
 from rooftune.tuner.sim.engine import Engine

@@ -14,6 +14,7 @@ from typing import IO
 
 from rooftune.policies.errors import bad_value
 from rooftune.tuner.clock import Clock, SystemClock
+from rooftune.tuner.control.job import Answer, Job, WorkerError, WorkerFault
 from rooftune.tuner.control.searcher.child import (
     IDLE_EXIT,
     LATE_EXIT,
@@ -25,7 +26,6 @@ from rooftune.tuner.control.searcher.child import (
     decoded,
     encoded,
 )
-from rooftune.tuner.control.searcher.job import Answer, Job, WorkerError, WorkerFault
 
 MODULE = "rooftune.tuner.control.searcher.child"
 # After the limit that the child keeps by itself, the parent waits this much longer before it ends it.
@@ -138,7 +138,7 @@ class _Child:
 
 
 class ChildSearcher:
-    """``rooftune.tuner.control.cycle.ports.Searcher`` in a process of its own. Not for several threads at once.
+    """``rooftune.tuner.control.ports.Searcher`` in a process of its own. Not for several threads at once.
 
     The child is started with the first job, kept for the next ones, ends by itself when idle, and is started again when
     needed. command: the child's command line, for tests.

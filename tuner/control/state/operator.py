@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from rooftune.tuner.control.cycle.ports import Store
+from rooftune.tuner.control.ports import Store
 from rooftune.tuner.control.state.file import StoreError, StoreFault
 from rooftune.tuner.record import Count, Part, Words
 

@@ -9,8 +9,8 @@ from prometheus_client.registry import Collector
 
 from rooftune.policies.errors import UnreachableError
 from rooftune.policies.guard import Action, Reason
-from rooftune.tuner.control.cycle.ports import Store
 from rooftune.tuner.control.outcome import CycleRecord
+from rooftune.tuner.control.ports import Store
 from rooftune.tuner.control.state import operator as wishes
 from rooftune.tuner.control.status.view import Glance, View
 

@@ -20,8 +20,8 @@ from rooftune.policies.errors import InputError, UnreachableError
 from rooftune.tuner.clock import Clock
 from rooftune.tuner.config import Config, TokenFile
 from rooftune.tuner.config.values import split_listen
-from rooftune.tuner.control.cycle.ports import Store
 from rooftune.tuner.control.outcome import CycleRecord
+from rooftune.tuner.control.ports import Store
 from rooftune.tuner.control.state import operator as wishes
 from rooftune.tuner.control.status.log import EventLog, Level, Value, level_of, outcome_fields
 from rooftune.tuner.control.status.series import CONTENT_TYPE, Series

@@ -6,8 +6,8 @@ The port is ``rooftune.tuner.ports.base.Port``, the clock ``rooftune.tuner.clock
 from collections.abc import Callable
 from typing import Protocol
 
+from rooftune.tuner.control.job import Answer, Job
 from rooftune.tuner.control.outcome import CycleRecord
-from rooftune.tuner.control.searcher.job import Answer, Job
 
 
 class Searcher(Protocol):
