@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Literal
 
 from rooftune.policies.errors import InputError, bad_value
-from rooftune.policies.request import DEADLINE, FCFS, FIXED_BUDGET, PRESSURE, Setting
+from rooftune.policies.request import DEADLINE, FCFS, FIXED_BUDGET, PRESSURE, STEP_TIME_TARGET, Setting
 
 
 class Role(StrEnum):
@@ -193,3 +193,32 @@ def full_bounds(ceiling_tokens: int, max_running: int) -> tuple[KnobBound, ...]:
         KnobBound("ttft_target_s", 0.0, most_s),
         KnobBound("prefill_s_per_token", 0.0, 1.0),
     )
+
+
+_DEFAULTS = Setting(step_tokens=1)
+
+
+_TARGET = ("budget_target_s", "budget_floor_tokens")
+
+
+_PRESSURE = ("pressure_tokens", "pressure_prefills")
+
+
+_DEADLINE = ("ttft_target_s", "prefill_s_per_token")
+
+
+def canonical(setting: Setting) -> Setting:
+    """One value for settings that do the same: the numbers of policies that are not in force are at their defaults.
+
+    The protocol moves a policy as a whole, so an engine may keep the numbers of one that is no longer in force.
+    """
+    idle: list[str] = []
+    if setting.budget_policy != STEP_TIME_TARGET:
+        idle += _TARGET
+    if setting.budget_policy != PRESSURE:
+        idle += _PRESSURE
+    if setting.order_policy != DEADLINE:
+        idle += _DEADLINE
+    if setting.order_policy == FCFS:
+        idle.append("aging_s")
+    return setting._replace(**{name: getattr(_DEFAULTS, name) for name in idle})

@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rooftune.policies import wire
-from rooftune.policies.envelope import Envelope, KnobBound, Mode
+from rooftune.policies.envelope import Envelope, KnobBound, Mode, canonical
 from rooftune.policies.errors import InputError
 from rooftune.policies.guard import Action, Decision, Reason
 from rooftune.policies.request import DEADLINE, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
 from rooftune.policies.slo import Condition, Override, Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS
 from rooftune.tuner.clock import ManualClock
-from rooftune.tuner.control.canonical import canonical
 from rooftune.tuner.control.cycle.draft import Draft
 from rooftune.tuner.control.cycle.harm import measured_cost_slo_s, predicted_cost_slo_s
 from rooftune.tuner.control.cycle.learned import near, proven, refuted, still_told, without_effect

@@ -9,12 +9,11 @@ from functools import cached_property
 import numpy as np
 
 from rooftune.policies import wire
-from rooftune.policies.envelope import FOLLOWERS, Envelope, KnobBound, Mode
+from rooftune.policies.envelope import FOLLOWERS, Envelope, KnobBound, Mode, canonical
 from rooftune.policies.errors import bad_value
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo
 from rooftune.policies.verify import Observed
-from rooftune.tuner.control.canonical import canonical
 from rooftune.tuner.control.cycle.harm import observed, rising
 from rooftune.tuner.control.cycle.matched import overdue
 from rooftune.tuner.control.memory import Kept, Memory, Traffic, Trial, setting_of, traffic_of

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rooftune.policies.envelope import FOLLOWERS
+from rooftune.policies.envelope import FOLLOWERS, canonical
 from rooftune.policies.errors import InputError
 from rooftune.policies.guard import Reason
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo, Target
 from rooftune.policies.step_time import StepModel
-from rooftune.tuner.control.canonical import canonical
 from rooftune.tuner.control.cycle.fit import noise_pairs
 from rooftune.tuner.control.cycle.learned import proven, refuted
 from rooftune.tuner.control.cycle.observe import Seen, keeps_decodes_moving
