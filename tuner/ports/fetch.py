@@ -132,7 +132,7 @@ class Fetcher:
         what: str = "engine",
     ) -> None:
         self._what = what
-        self.where: Address = parse_address(base_url)
+        self.where: Address = parse_address(base_url, what)
         self._token_file = token_file
         if token_file is not None:
             read_token(token_file)

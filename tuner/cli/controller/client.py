@@ -29,7 +29,7 @@ def ask(face: str, path: str, token_file: str | None = None, body: dict[str, str
     try:
         reply = fetcher.ask("GET" if body is None else "POST", path, data, limit_bytes=MAX_ANSWER_BYTES)
     except PortError as error:
-        raise UnreachableError(f"{error}; is --face right?") from None
+        raise UnreachableError(str(error)) from None
     finally:
         fetcher.close()
     return _parsed(face, path, reply.status, reply.body, asked=body is not None)
