@@ -73,9 +73,14 @@ def measure(short: bool) -> dict[str, Any]:
     if not python.exists():
         raise MissingDataError(f"no vLLM environment at {python.parents[1]}; make vllm-env, or set {VARIABLE}")
     with tempfile.TemporaryDirectory(prefix="rooftune-vllm-hook-") as folder:
+        links = Path(folder, "import", "rooftune")  # nothing of ours need be installed beside vLLM
+        links.mkdir(parents=True)
+        for name in ("policies", "engine"):
+            (links / name).symlink_to(ROOT / name, target_is_directory=True)
         environment = os.environ | {
-            "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_PLUGINS": "", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "PYTHONPATH": str(links.parent), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_PLUGINS": "", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }  # fmt: skip
         command = [str(python), "-m", "rooftune.engine.vllm.bench_inside", folder, "short" if short else "full"]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)

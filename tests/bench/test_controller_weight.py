@@ -10,6 +10,7 @@ import pytest
 
 from rooftune.tuner.bench.children import Children, serve
 from rooftune.tuner.bench.controller_weight import _cycles, _searches
+from tests.links import import_path
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "transformers", "numba", "llvmlite", "optuna", "matplotlib", "scipy", "pandas")
@@ -26,7 +27,7 @@ sys.exit(f"imported: {{found}}" if found else code)
 
 
 def run_controller(*words: str) -> "subprocess.CompletedProcess[str]":
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    env = os.environ | {"PYTHONPATH": import_path()}
     return subprocess.run(
         [sys.executable, "-c", RUN, *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120
     )

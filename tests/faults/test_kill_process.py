@@ -16,6 +16,7 @@ from rooftune.policies import wire
 from rooftune.tuner.control.outcome import Stage
 from rooftune.tuner.control.state.store import StateFile
 from rooftune.tuner.ports.http import HttpPort
+from tests.links import import_path
 from tests.system.test_serve_fake import ROOT, TOKEN, serving, url
 
 pytestmark = pytest.mark.slow
@@ -43,7 +44,7 @@ class Bench:
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "tests.faults.process", str(self.config), *words]
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1"}
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180)
 
     def wait_for_boot(self) -> wire.State:

@@ -18,6 +18,7 @@ from rooftune.engine.server import command as server_command
 from rooftune.engine.server.command import FAKE_PROMPT_VOCAB_TOKENS
 from rooftune.policies.commands import COMMAND_GROUP
 from rooftune.tuner.cli.main import main
+from tests.links import import_path
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "tuning-token-0123456789"
@@ -42,7 +43,7 @@ def serving(*words: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     process = subprocess.Popen(
         command("--model", "fake:8b-2tbs", "--port", "0", *words),
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        env=os.environ | {"PYTHONPATH": import_path(), "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.links import import_path
 from tests.system.test_serve_fake import ROOT, serving, url
 
 pytestmark = pytest.mark.vllm
@@ -28,7 +29,7 @@ main(parser.parse_args())
 
 
 def run(python: Path, code: str, *words: object) -> None:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {"PYTHONPATH": import_path(), "HF_HUB_OFFLINE": "1"}
     command = [str(python), "-c", code, *map(str, words)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -7,13 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from rooftune.policies import wire
+from tests.links import import_path
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def environment() -> dict[str, str]:
     """Of a process in vLLM's environment that is to find the project."""
-    return os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_PLUGINS": ""}
+    return os.environ | {
+        "PYTHONPATH": import_path(),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_PLUGINS": "",
+    }
 
 
 class Driver:

@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 
 from rooftune.policies import wire
+from tests.links import import_path
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 900.0  # a busy machine: 25 s when it is idle
@@ -46,7 +47,7 @@ tokenizer.save_pretrained(sys.argv[1])
 
 def make_model(python: Path, folder: Path) -> None:
     """A few million random weights and a small tokenizer."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {"PYTHONPATH": import_path(), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [str(python), "-c", MODEL, str(folder)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
     )
@@ -147,7 +148,7 @@ def serving(
     if plugin:
         place.mkdir(parents=True, exist_ok=True)
         visible = installed(place / "installed")
-        environment |= {"PYTHONPATH": f"{visible}:{ROOT}", "VLLM_PLUGINS": "rooftune"}
+        environment |= {"PYTHONPATH": f"{visible}:{import_path()}", "VLLM_PLUGINS": "rooftune"}
         if token:
             (place / "token").write_text(TOKEN + "\n")
             environment["ROOFTUNE_TOKEN_FILE"] = str(place / "token")
