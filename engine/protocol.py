@@ -298,9 +298,9 @@ class TuningDesk:
 def _knob(book: lease.LeaseBook, name: str) -> wire.KnobState:
     bound = book.envelope.by_name.get(name)
     if bound is None:
-        return wire.KnobState(name=name, mode="absent")  # type: ignore[arg-type]  # a name from KNOB_NAMES
+        return wire.KnobState(name=name, mode="absent")
     return wire.KnobState(
-        name=name,  # type: ignore[arg-type]  # a name from KNOB_NAMES
+        name=name,
         mode="live" if bound.mode is Mode.LIVE else "restart",
         value=getattr(book.setting, name),
         boot=getattr(book.boot, name),

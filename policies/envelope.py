@@ -1,18 +1,24 @@
-"""What may be moved, and how far: the bounds an engine fixed at its start.
+"""What may be moved, and how far: the table of knobs, and the bounds an engine fixed at its start.
 
 Knobs are the fields of ``rooftune.policies.request.Setting``. A policy is moved like any knob: ``budget_policy``,
-``order_policy`` and their parameters each have a bound, and one that an engine lacks is absent.
+``order_policy`` and their parameters each have a bound, and one that an engine lacks is absent. Flags, wire, canonical
+form, reports and the hook's probe are made from the table.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import Literal
 
 from rooftune.policies.errors import InputError, bad_value
-from rooftune.policies.request import DEADLINE, FCFS, FIXED_BUDGET, PRESSURE, STEP_TIME_TARGET, Setting
+from rooftune.policies.request import DEADLINE, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
+
+MOST_PROMPT_TOKENS = 10_000_000
+MOST_S = 3600.0
+
+Number = int | float
 
 
 class Role(StrEnum):
@@ -23,50 +29,185 @@ class Role(StrEnum):
     KEPT = "kept"
 
 
+class Unit(StrEnum):
+    """What a knob counts in. The first three are whole numbers."""
+
+    COUNT = "count"
+    SWITCH = "switch"
+    CHOICE = "choice"
+    SECONDS = "seconds"
+    SECONDS_PER_TOKEN = "seconds per token"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One value of a policy knob. kind: on the wire and, with hyphens, as a flag; words: in reports."""
+
+    kind: str
+    words: str
+
+
+BUDGET_POLICIES = (
+    Policy("fixed", "fixed"),
+    Policy("step_time_target", "step-time target"),
+    Policy("pressure", "pressure"),
+)
+ORDER_POLICIES = (
+    Policy("fcfs", "first come, first served"),
+    Policy("shortest_first", "shortest first"),
+    Policy("deadline", "deadline"),
+)
+
+
 @dataclass(frozen=True)
 class Knob:
-    """One field of ``Setting``. label: its name in reports. policy: which of the two policies it belongs to.
+    """One field of ``Setting``.
 
-    ratio: its effect grows with its ratio, so it moves in limited steps; the others are switches.
+    label: its name in reports. least, most: bounds of an engine that moves every knob; ``most`` from its boot budget
+    and its boot sequence cap. flag: how a command line names it, without the dashes; help: the flag's. ratio: its
+    effect grows with its ratio, so it moves in limited steps.
+
+    policy: which of the two policies it belongs to; choices: of that policy itself, by value; under: the values of the
+    policy that read it; part: its name within the policy's message on the wire. beside: it acts only while one of these
+    knobs is not 0. needed: it has no useful default, so that it must be stated where it acts.
     """
 
     name: str
     label: str
     role: Role
-    policy: Literal["budget", "order"] | None = None
+    unit: Unit
+    least: Number
+    most: Callable[[int, int], Number]
+    flag: str = ""
+    help: str = ""
     ratio: bool = False
+    policy: Literal["budget_policy", "order_policy"] | None = None
+    choices: tuple[Policy, ...] = ()
+    under: tuple[int, ...] = ()
+    part: str = ""
+    beside: tuple[str, ...] = ()
+    needed: bool = False
 
+    @property
+    def whole(self) -> bool:
+        """Whether it holds whole numbers."""
+        return self.unit in (Unit.COUNT, Unit.SWITCH, Unit.CHOICE)
+
+    def acts(self, setting: Setting) -> bool:
+        """Whether the other knobs of a setting let this one do anything."""
+        if self.under:
+            return getattr(setting, self.policy or "") in self.under
+        return not self.beside or any(getattr(setting, name) for name in self.beside)
+
+
+def _ceiling(ceiling_tokens: int, max_running: int) -> int:
+    return ceiling_tokens
+
+
+def _sequences(ceiling_tokens: int, max_running: int) -> int:
+    return max_running
+
+
+def _constant(most: Number) -> Callable[[int, int], Number]:
+    return lambda ceiling_tokens, max_running: most
+
+
+_CAPS = ("max_partial_prefills", "max_long_partial_prefills")
+_SEARCHED, _FOLLOWER, _KEPT = Role.SEARCHED, Role.FOLLOWER, Role.KEPT
+_HOUR = _constant(MOST_S)
 
 # In the order in which reports list them. A new field of Setting needs a row here.
 KNOBS = (
-    Knob("step_tokens", "token budget", Role.SEARCHED, ratio=True),
-    Knob("chunk_cap_tokens", "chunk cap", Role.SEARCHED, ratio=True),
-    Knob("max_running", "sequence cap", Role.SEARCHED, ratio=True),
-    Knob("max_partial_prefills", "partial-prefill cap", Role.SEARCHED),
-    Knob("max_long_partial_prefills", "long partial-prefill cap", Role.SEARCHED),
-    Knob("long_prompt_tokens", "a prompt is long from", Role.FOLLOWER),
-    Knob("budget_policy", "budget policy", Role.SEARCHED, "budget"),
-    Knob("order_policy", "order policy", Role.SEARCHED, "order"),
-    Knob("aging_s", "aging bound", Role.FOLLOWER, "order"),
-    Knob("ttft_target_s", "deadline for the first token", Role.FOLLOWER, "order"),
-    Knob("prefill_s_per_token", "time a prompt token is taken to need", Role.FOLLOWER, "order"),
-    Knob("budget_target_s", "step-time target", Role.FOLLOWER, "budget"),
-    Knob("budget_floor_tokens", "prompt tokens a step has at least", Role.FOLLOWER, "budget"),
-    Knob("pressure_tokens", "budget under pressure", Role.FOLLOWER, "budget"),
-    Knob("pressure_prefills", "prompts that count as pressure", Role.FOLLOWER, "budget"),
-    Knob("pass_over_max_s", "longest passing-over", Role.KEPT),
-    Knob("adaptive_chunk_cap", "adaptive chunk cap", Role.KEPT),
-)
+    Knob(
+        "step_tokens", "token budget", _SEARCHED, Unit.COUNT, 1, _ceiling,
+        "step-tokens", "token budget", ratio=True,
+    ),
+    Knob(
+        "chunk_cap_tokens", "chunk cap", _SEARCHED, Unit.COUNT, 0, _ceiling,
+        "chunk-cap", "most prompt tokens of one request per step", ratio=True,
+    ),
+    Knob(
+        "max_running", "sequence cap", _SEARCHED, Unit.COUNT, 1, _sequences,
+        "max-running", "most requests in a step", ratio=True,
+    ),
+    Knob(
+        "max_partial_prefills", "partial-prefill cap", _SEARCHED, Unit.COUNT, 0, _sequences,
+        "max-partial-prefills", "most prompts half-read at once",
+    ),
+    Knob(
+        "max_long_partial_prefills", "long partial-prefill cap", _SEARCHED, Unit.COUNT, 0, _sequences,
+        "max-long-partial-prefills", "the same, counting long prompts",
+    ),
+    Knob(
+        "long_prompt_tokens", "a prompt is long from", _FOLLOWER, Unit.COUNT, 0, _constant(MOST_PROMPT_TOKENS),
+        "long-prompt-tokens", "least tokens of a long prompt", beside=_CAPS[1:], needed=True,
+    ),
+    Knob(
+        "budget_policy", "budget policy", _SEARCHED, Unit.CHOICE, 0, _constant(len(BUDGET_POLICIES) - 1),
+        "budget-policy", policy="budget_policy", choices=BUDGET_POLICIES,
+    ),
+    Knob(
+        "order_policy", "order policy", _SEARCHED, Unit.CHOICE, 0, _constant(len(ORDER_POLICIES) - 1),
+        "order", policy="order_policy", choices=ORDER_POLICIES,
+    ),
+    Knob(
+        "aging_s", "aging bound", _FOLLOWER, Unit.SECONDS, 0.0, _HOUR,
+        "aging", "a request that waited this long goes first",
+        policy="order_policy", under=(SHORTEST_FIRST, DEADLINE), part="aging_s",
+    ),
+    Knob(
+        "ttft_target_s", "deadline for the first token", _FOLLOWER, Unit.SECONDS, 0.0, _HOUR,
+        "ttft-target", "deadline: first token within it",
+        policy="order_policy", under=(DEADLINE,), part="ttft_target_s", needed=True,
+    ),
+    Knob(
+        "prefill_s_per_token", "time a prompt token is taken to need", _FOLLOWER, Unit.SECONDS_PER_TOKEN, 0.0,
+        _constant(1.0), policy="order_policy", under=(DEADLINE,), part="prefill_s_per_token",
+    ),
+    Knob(
+        "budget_target_s", "step-time target", _FOLLOWER, Unit.SECONDS, 0.0, _HOUR,
+        "budget-target", "step-time-target: predicted step time stays under it",
+        policy="budget_policy", under=(STEP_TIME_TARGET,), part="target_s", needed=True,
+    ),
+    Knob(
+        "budget_floor_tokens", "prompt tokens a step has at least", _FOLLOWER, Unit.COUNT, 0, _ceiling,
+        "budget-floor", "step-time-target: least prompt tokens of a step",
+        policy="budget_policy", under=(STEP_TIME_TARGET,), part="floor_tokens",
+    ),
+    Knob(
+        "pressure_tokens", "budget under pressure", _FOLLOWER, Unit.COUNT, 0, _ceiling,
+        "pressure-tokens", "pressure: budget while prompts press",
+        policy="budget_policy", under=(PRESSURE,), part="tokens", needed=True,
+    ),
+    Knob(
+        "pressure_prefills", "prompts that count as pressure", _FOLLOWER, Unit.COUNT, 1, lambda _, most: max(most, 2),
+        "pressure-prefills", "pressure: waiting prompts that count as pressure",
+        policy="budget_policy", under=(PRESSURE,), part="prefills",
+    ),
+    Knob(
+        "pass_over_max_s", "longest passing-over", _KEPT, Unit.SECONDS, 0.0, _HOUR,
+        "pass-over-max", "longest passing-over of a held prompt", beside=_CAPS,
+    ),
+    Knob(
+        "adaptive_chunk_cap", "adaptive chunk cap", _KEPT, Unit.SWITCH, 0, _constant(1),
+        "adaptive-chunk-cap", "raise it to budget // eligible requests", beside=("chunk_cap_tokens",),
+    ),
+)  # fmt: skip
 KNOB_NAMES: tuple[str, ...] = Setting._fields  # the order of the protocol
+KNOB: Mapping[str, Knob] = {knob.name: knob for name in KNOB_NAMES for knob in KNOBS if knob.name == name}
 KNOB_LABELS: Mapping[str, str] = {knob.name: knob.label for knob in KNOBS}
 RATIO_KNOBS = tuple(knob.name for knob in KNOBS if knob.ratio)
 SEARCHED = frozenset(knob.name for knob in KNOBS if knob.role is Role.SEARCHED)
 FOLLOWERS = frozenset(knob.name for knob in KNOBS if knob.role is Role.FOLLOWER)
-BUDGET_KNOBS = frozenset(knob.name for knob in KNOBS if knob.policy == "budget")
-ORDER_KNOBS = frozenset(knob.name for knob in KNOBS if knob.policy == "order")
-MOST_PROMPT_TOKENS = 10_000_000
 
-Number = int | float
+
+def canonical(setting: Setting) -> Setting:
+    """One value for settings that do the same: the numbers of policies that are not in force are at their defaults.
+
+    The protocol moves a policy as a whole, so an engine may keep the numbers of one that is no longer in force.
+    """
+    idle = [knob.name for knob in KNOBS if knob.under and not knob.acts(setting)]
+    return setting._replace(**{name: Setting._field_defaults[name] for name in idle})
 
 
 class Mode(StrEnum):
@@ -86,11 +227,6 @@ class Broken(StrEnum):
     ABSENT = "absent"
     UNKNOWN = "unknown"
     KIND = "kind"
-
-
-def is_count(knob: str) -> bool:
-    """Whether a knob holds whole numbers; the others hold seconds or seconds per token."""
-    return not knob.endswith(("_s", "_s_per_token"))
 
 
 @dataclass(frozen=True)
@@ -141,7 +277,7 @@ class Envelope:
         if bound is None:
             return Violation(name, value, Broken.ABSENT)
         whole = isinstance(value, int) and not isinstance(value, bool)
-        if not (whole or (isinstance(value, float) and not is_count(name) and math.isfinite(value))):
+        if not (whole or (isinstance(value, float) and not KNOB[name].whole and math.isfinite(value))):
             return Violation(name, value, Broken.KIND)
         if value < bound.minimum:
             return Violation(name, value, Broken.MINIMUM, bound.minimum)
@@ -173,52 +309,4 @@ class Envelope:
 
 def full_bounds(ceiling_tokens: int, max_running: int) -> tuple[KnobBound, ...]:
     """Bounds of an engine that moves every knob, from its boot budget and its boot sequence cap."""
-    most_s = 3600.0
-    return (
-        KnobBound("step_tokens", 1, ceiling_tokens),
-        KnobBound("chunk_cap_tokens", 0, ceiling_tokens),
-        KnobBound("adaptive_chunk_cap", 0, 1),
-        KnobBound("max_partial_prefills", 0, max_running),
-        KnobBound("max_long_partial_prefills", 0, max_running),
-        KnobBound("long_prompt_tokens", 0, MOST_PROMPT_TOKENS),
-        KnobBound("pass_over_max_s", 0.0, most_s),
-        KnobBound("max_running", 1, max_running),
-        KnobBound("budget_policy", FIXED_BUDGET, PRESSURE),
-        KnobBound("budget_target_s", 0.0, most_s),
-        KnobBound("budget_floor_tokens", 0, ceiling_tokens),
-        KnobBound("pressure_tokens", 0, ceiling_tokens),
-        KnobBound("pressure_prefills", 1, max(max_running, 2)),
-        KnobBound("order_policy", FCFS, DEADLINE),
-        KnobBound("aging_s", 0.0, most_s),
-        KnobBound("ttft_target_s", 0.0, most_s),
-        KnobBound("prefill_s_per_token", 0.0, 1.0),
-    )
-
-
-_DEFAULTS = Setting(step_tokens=1)
-
-
-_TARGET = ("budget_target_s", "budget_floor_tokens")
-
-
-_PRESSURE = ("pressure_tokens", "pressure_prefills")
-
-
-_DEADLINE = ("ttft_target_s", "prefill_s_per_token")
-
-
-def canonical(setting: Setting) -> Setting:
-    """One value for settings that do the same: the numbers of policies that are not in force are at their defaults.
-
-    The protocol moves a policy as a whole, so an engine may keep the numbers of one that is no longer in force.
-    """
-    idle: list[str] = []
-    if setting.budget_policy != STEP_TIME_TARGET:
-        idle += _TARGET
-    if setting.budget_policy != PRESSURE:
-        idle += _PRESSURE
-    if setting.order_policy != DEADLINE:
-        idle += _DEADLINE
-    if setting.order_policy == FCFS:
-        idle.append("aging_s")
-    return setting._replace(**{name: getattr(_DEFAULTS, name) for name in idle})
+    return tuple(KnobBound(knob.name, knob.least, knob.most(ceiling_tokens, max_running)) for knob in KNOB.values())

@@ -15,15 +15,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 
-from rooftune.policies.envelope import KNOB_NAMES, Broken, Envelope, KnobBound, Mode, Number, Violation, is_count
+from rooftune.policies.envelope import Envelope, Number, Violation
 from rooftune.policies.errors import InputError, bad_value
 from rooftune.policies.request import STEP_TIME_TARGET, Setting
 from rooftune.policies.step_time import StepModel
-
-__all__ = [
-    "BACKWARD_SLACK_S", "KNOB_NAMES", "Broken", "Envelope", "KnobBound", "Lease", "LeaseBook", "LeaseOutcome",
-    "LeaseReason", "Mode", "Push", "Violation", "boot_book", "expire", "is_count", "push", "resume", "revert",
-]  # fmt: skip
 
 BACKWARD_SLACK_S = 1.0
 MAX_LEASE_S = 86_400.0

@@ -7,14 +7,14 @@ Times without another word are seconds on the engine's monotonic clock; ``now_s`
 
 import math
 from itertools import pairwise
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
-from rooftune.policies.envelope import KNOB_NAMES, Violation, is_count
+from rooftune.policies.envelope import KNOB, KNOB_NAMES, KNOBS, Knob, Unit, Violation
 from rooftune.policies.errors import InputError
 from rooftune.policies.lease import MAX_LEASE_S, LeaseOutcome, LeaseReason, Push
-from rooftune.policies.request import DEADLINE, FCFS, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
+from rooftune.policies.request import Setting
 from rooftune.policies.step_time import StepModel
 
 PROTOCOL_VERSION: Literal[1] = 1
@@ -49,17 +49,27 @@ class Message(Wire):
     protocol_version: Literal[1] = PROTOCOL_VERSION
 
 
-class Knobs(Wire):
-    """Knobs to move; one that is absent or null stays as it is. 0 = no limit for every cap."""
+def _wire_type(knob: Knob) -> Any:
+    if knob.unit is Unit.SWITCH:
+        return bool
+    return Annotated[int, Field(ge=knob.least, le=MAX_TOKENS)] if knob.whole else Duration
 
-    step_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
-    chunk_cap_tokens: Tokens | None = None
-    adaptive_chunk_cap: bool | None = None
-    max_partial_prefills: Tokens | None = None
-    max_long_partial_prefills: Tokens | None = None
-    long_prompt_tokens: Tokens | None = None
-    pass_over_max_s: Duration | None = None
-    max_running: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+
+if TYPE_CHECKING:
+    KnobName = str
+
+    class Knobs(Wire):
+        def __init__(self, **knobs: int | float | bool | None) -> None: ...
+
+        def __getattr__(self, name: str) -> int | float | bool | None: ...
+else:
+    KnobName = Literal[KNOB_NAMES]
+    Knobs = create_model(
+        "Knobs",
+        __base__=Wire,
+        __doc__="Knobs to move; one that is absent or null stays as it is. 0 = no limit for every cap.",
+        **{name: (_wire_type(knob) | None, None) for name, knob in KNOB.items() if knob.policy is None},
+    )
 
 
 class StepConstants(Wire):
@@ -133,25 +143,21 @@ class PushRequest(Message):
         changes: dict[str, int | float] = {
             name: int(value) if isinstance(value, bool) else value for name, value in self.knobs if value is not None
         }
-        budget, order = self.budget_policy, self.order_policy
         constants: StepModel | None = None
-        if isinstance(budget, FixedBudget):
-            changes["budget_policy"] = FIXED_BUDGET
-        elif isinstance(budget, StepTimeTargetBudget):
-            changes |= {"budget_policy": STEP_TIME_TARGET, "budget_target_s": budget.target_s}
-            changes["budget_floor_tokens"] = budget.floor_tokens
-            constants = StepModel(**budget.step_model.model_dump())
-        elif isinstance(budget, PressureBudget):
-            changes |= {"budget_policy": PRESSURE, "pressure_tokens": budget.tokens}
-            changes["pressure_prefills"] = budget.prefills
-        if isinstance(order, FcfsOrder):
-            changes["order_policy"] = FCFS
-        elif isinstance(order, ShortestFirstOrder):
-            changes |= {"order_policy": SHORTEST_FIRST, "aging_s": order.aging_s}
-        elif isinstance(order, DeadlineOrder):
-            changes |= {"order_policy": DEADLINE, "aging_s": order.aging_s, "ttft_target_s": order.ttft_target_s}
-            changes["prefill_s_per_token"] = order.prefill_s_per_token
+        for name, policy in (("budget_policy", self.budget_policy), ("order_policy", self.order_policy)):
+            if policy is not None:
+                changes |= _policy_changes(name, policy)
+            if isinstance(policy, StepTimeTargetBudget):
+                constants = StepModel(**policy.step_model.model_dump())
         return Push(changes, self.lease_s, self.expected_revision, self.actor, self.reason, constants)
+
+
+def _policy_changes(name: str, policy: Wire) -> dict[str, int | float]:
+    """The knobs that a policy's message states, the policy itself among them."""
+    values = policy.model_dump()
+    kinds = [choice.kind for choice in KNOB[name].choices]
+    parts = {knob.name: values[knob.part] for knob in KNOBS if knob.policy == name and knob.part in values}
+    return {name: kinds.index(values["kind"])} | parts
 
 
 class PushAnswer(Message):
@@ -212,12 +218,7 @@ REFUSAL_STATUS: dict[str, int] = {
 class KnobState(Wire):
     """One knob; value, boot, min and max are null when it is absent (adaptive_chunk_cap: 0 or 1)."""
 
-    name: Literal[
-        "step_tokens", "chunk_cap_tokens", "adaptive_chunk_cap", "max_partial_prefills", "max_long_partial_prefills",
-        "long_prompt_tokens", "pass_over_max_s", "max_running", "budget_policy", "budget_target_s",
-        "budget_floor_tokens", "pressure_tokens", "pressure_prefills", "order_policy", "aging_s", "ttft_target_s",
-        "prefill_s_per_token",
-    ]  # fmt: skip
+    name: KnobName
     mode: Literal["live", "restart", "absent"]
     value: int | float | None = None
     boot: int | float | None = None
@@ -226,10 +227,11 @@ class KnobState(Wire):
 
     @model_validator(mode="after")
     def _whole_or_absent(self) -> "KnobState":
-        known = [part is not None for part in (self.value, self.boot, self.min, self.max)]
+        parts = (self.value, self.boot, self.min, self.max)
+        known = [part is not None for part in parts]
         if any(known) == (self.mode == "absent") or any(known) != all(known):
             raise ValueError("a knob that is absent has no numbers, any other has all four")
-        if is_count(self.name) and any(isinstance(part, float) for part in (self.value, self.boot, self.min, self.max)):
+        if KNOB[self.name].whole and any(isinstance(part, float) for part in parts):
             raise ValueError(f"{self.name} counts, so its numbers must be whole")
         return self
 

@@ -12,6 +12,8 @@ from rooftune.policies.request import Boot, Setting
 from rooftune.policies.step_time import StepModel
 
 NO_CAP = 1 << 60
+# What a vLLM may have knobs of its own for, see ``Knobs.apply``.
+VLLMS_OWN = ("step_tokens", "chunk_cap_tokens", "adaptive_chunk_cap", "max_running")
 
 
 class Knobs:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rooftune.engine.vllm.knobs import Knobs
+from rooftune.engine.vllm.knobs import VLLMS_OWN, Knobs
 from rooftune.policies import wire
-from rooftune.policies.envelope import Envelope, KnobBound, Mode, full_bounds
+from rooftune.policies.envelope import KNOB, Envelope, KnobBound, Mode, full_bounds
 from rooftune.policies.request import Setting
 
 TESTED = (0, 32)
@@ -19,8 +19,8 @@ NEEDED = (
     "max_num_scheduled_tokens", "max_num_running_reqs", "kv_cache_manager", "scheduler_config",
 )  # fmt: skip
 
-_PARTIAL = ("max_partial_prefills", "max_long_partial_prefills", "long_prompt_tokens", "pass_over_max_s")
-_ORDER = ("order_policy", "aging_s", "ttft_target_s", "prefill_s_per_token")
+# Every budget policy comes down to vLLM's own budget; the rest that vLLM lacks is enforced over its queue.
+_OVER_ITS_QUEUE = tuple(name for name, knob in KNOB.items() if name not in VLLMS_OWN and knob.policy != "budget_policy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +130,14 @@ def _absent(scheduler: Any, knobs: Knobs, chunking: bool) -> dict[str, str]:
         found["max_running"] = "this vLLM has no active-request cap, and lowering max_num_running_reqs ends its engine"
     if not knobs.has_adaptive:
         found["adaptive_chunk_cap"] = "this vLLM has none"
-    ours = (*_PARTIAL, *_ORDER)
     if not hasattr(scheduler.waiting, "appendleft"):
-        found |= dict.fromkeys(ours, "vLLM orders its queue by priority")
+        found |= dict.fromkeys(_OVER_ITS_QUEUE, "vLLM orders its queue by priority")
     elif len(scheduler.kv_cache_config.kv_cache_groups) != 1:
-        found |= dict.fromkeys(ours, "the KV cache has several groups")
+        found |= dict.fromkeys(_OVER_ITS_QUEUE, "the KV cache has several groups")
     if not chunking:
-        found |= dict.fromkeys(("chunk_cap_tokens", "adaptive_chunk_cap", *ours), "prompts are not read in chunks")
+        found |= dict.fromkeys(
+            ("chunk_cap_tokens", "adaptive_chunk_cap", *_OVER_ITS_QUEUE), "prompts are not read in chunks"
+        )
     return found
 
 

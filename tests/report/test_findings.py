@@ -48,7 +48,7 @@ def test_policies_are_named_in_plain_words_on_every_first_screen() -> None:
     for text in (html_page(made), markdown_page(made), summary(made)):
         text = " ".join(text.replace("\xa0", " ").split())
         assert "the prompt with the fewest tokens left is read first" in text
-        assert "who has waited 5 s goes first" in text
+        assert "a request that has waited 5 s goes first" in text
         assert "at most 256 tokens" in text
         assert "at most 2 prompts are half-read" in text
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rooftune.policies.envelope import KNOB_NAMES, is_count
+from rooftune.policies.envelope import KNOB, KNOB_NAMES
 from rooftune.policies.errors import InputError, shown
 from rooftune.policies.guard import GuardLimits
 from rooftune.policies.slo import PROFILES, Slo
@@ -29,7 +29,6 @@ from rooftune.tuner.config.values import Listen, Name, finite, is_loopback, spli
 from rooftune.tuner.files import at_home
 
 Mode = Literal["shadow", "live"]
-_AT_LEAST_ONE = ("step_tokens", "max_running")
 STUDIES = "studies.db"
 
 
@@ -101,15 +100,15 @@ class Config(Section):
                 remedy = "add it to knobs, or drop its bounds"
                 raise wrong([low, high], f"for a knob that is searched ({', '.join(self.knobs)})", remedy, key)
             whole = isinstance(low, int) and isinstance(high, int)
-            if is_count(name) and not whole:
+            if KNOB[name].whole and not whole:
                 raise wrong([low, high], "two whole numbers", "this knob counts; correct them", key)
-            least = 1 if name in _AT_LEAST_ONE else 0
+            least = KNOB[name].least
             if not (finite(low) and finite(high) and least <= low <= high):
                 raise wrong([low, high], f"[least, most] with {least} <= least <= most", "correct them", key)
 
     def knob_bounds(self) -> dict[str, tuple[float, float]]:
         """Every knob that is searched, with its least and greatest value; +inf: no bound given."""
-        open_bounds = {name: (1.0 if name in _AT_LEAST_ONE else 0.0, math.inf) for name in self.knobs}
+        open_bounds = {name: (float(KNOB[name].least), math.inf) for name in self.knobs}
         return open_bounds | {name: (float(low), float(high)) for name, (low, high) in self.bounds.items()}
 
     @property

@@ -10,7 +10,7 @@ from typing import Annotated, TypedDict, Unpack
 
 from pydantic import Field, ValidationError
 
-from rooftune.policies.envelope import RATIO_KNOBS, Envelope, Mode, is_count
+from rooftune.policies.envelope import KNOB, RATIO_KNOBS, Envelope, Mode
 from rooftune.policies.errors import InputError, bad_value
 from rooftune.policies.quantiles import quantile
 from rooftune.policies.request import Setting
@@ -96,7 +96,7 @@ def region(
             low, high = max(low, math.floor(centre / trust.ratio)), min(high, math.ceil(centre * trust.ratio))
         if low > high or (low == high and low == getattr(in_force, name)):
             continue
-        found[name] = (float(math.ceil(low)), float(math.floor(high))) if is_count(name) else (low, high)
+        found[name] = (float(math.ceil(low)), float(math.floor(high))) if KNOB[name].whole else (low, high)
     return found
 
 

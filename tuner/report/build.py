@@ -1,11 +1,12 @@
 """From what the search returns to a ``RunRecord``: the only place where its values become plain ones."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from rooftune.policies.request import DEADLINE, FCFS, PRESSURE, STEP_TIME_TARGET, Setting
+from rooftune.policies.envelope import KNOB
+from rooftune.policies.request import Setting
 from rooftune.policies.slo import Condition, MarginRow, Slo
 from rooftune.policies.step_time import StepCost, StepModel, knee_tokens
 from rooftune.tuner.record import (
@@ -30,25 +31,15 @@ from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.traffic.workload import Traffic
 
 _ALWAYS_SHOWN = ("step_tokens", "chunk_cap_tokens", "max_running")
-# Knobs that only do something beside another one.
-_OWNED: dict[Callable[[Setting], bool], tuple[str, ...]] = {
-    lambda s: s.order_policy != FCFS: ("aging_s",),
-    lambda s: s.order_policy == DEADLINE: ("ttft_target_s", "prefill_s_per_token"),
-    lambda s: s.budget_policy == STEP_TIME_TARGET: ("budget_target_s", "budget_floor_tokens"),
-    lambda s: s.budget_policy == PRESSURE: ("pressure_tokens", "pressure_prefills"),
-    lambda s: s.max_long_partial_prefills > 0: ("long_prompt_tokens",),
-    lambda s: s.max_partial_prefills > 0 or s.max_long_partial_prefills > 0: ("pass_over_max_s",),
-}
 
 
 def setting_values(setting: Setting) -> dict[str, int | float]:
     """Budget, chunk cap and sequence cap, then whatever is not at its default and has a say in this setting."""
     standard = Setting._field_defaults
-    silent = {name for owner, names in _OWNED.items() if not owner(setting) for name in names}
     return {
         name: value
         for name, value in setting._asdict().items()
-        if name in _ALWAYS_SHOWN or (value != standard.get(name) and name not in silent)
+        if name in _ALWAYS_SHOWN or (value != standard.get(name) and KNOB[name].acts(setting))
     }
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 
+from rooftune.policies.envelope import KNOB
 from rooftune.tuner.record import MarginPart, RunRecord, Seconds
 from rooftune.tuner.report import words
 
@@ -38,13 +39,15 @@ def extras(record: RunRecord) -> tuple[str, ...]:
     s = record.best.setting
     found = []
     if s.get("order_policy"):
-        name = words.ORDER_POLICY_WORDS[int(s["order_policy"])]
+        name = KNOB["order_policy"].choices[int(s["order_policy"])].words
         how = {
             1: "the prompt with the fewest tokens left is read first",
             2: "the shortest of the prompts that can still meet their target is read first, the others last",
         }[int(s["order_policy"])]
         wait = words.seconds(float(s.get("aging_s", 10.0)))
-        found.append(f"Order policy {name}: {how}; who has waited {wait} goes first whatever its length. {_STOCK}")
+        found.append(
+            f"Order policy {name}: {how}; a request that has waited {wait} goes first whatever its length. {_STOCK}"
+        )
     if s.get("budget_policy") == 1:
         target = words.seconds(float(s.get("budget_target_s", 0.0)))
         found.append(

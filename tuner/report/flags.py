@@ -5,15 +5,13 @@ pool and must never be exceeded; ``max_num_scheduled_tokens`` is the budget in f
 ``long_prefill_token_threshold`` is the chunk cap; the partial-prefill caps are in 0.12 and 0.20 and gone from 0.27 on.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rooftune.policies.envelope import FOLLOWERS, KNOB_LABELS, KNOBS, Knob, Number
 from rooftune.tuner.record import RunRecord, TrialPart
 
-_NEEDS_HOOK = {
-    "budget_policy": "the budget policy",
-    "order_policy": "the order policy",
-    "pass_over_max_s": "the longest passing-over",
-}
+_FLAGGED = ("step_tokens", "chunk_cap_tokens", "max_running")
 _OLD_CAPS = {
     "max_partial_prefills": "--max-num-partial-prefills",
     "max_long_partial_prefills": "--max-long-partial-prefills",
@@ -32,6 +30,12 @@ class Flags:
         return " ".join(self.lines)
 
 
+def _hooked(setting: Mapping[str, Number]) -> list[Knob]:
+    """The knobs of a setting that no version of vLLM has a flag for; what follows another knob is not named."""
+    flagged = {*_FLAGGED, *_OLD_CAPS, *FOLLOWERS}
+    return [knob for knob in KNOBS if setting.get(knob.name) and knob.name not in flagged]
+
+
 def vllm_flags(record: RunRecord, trial: TrialPart) -> Flags:
     """Flags of ``vllm serve`` for one setting, with the room above it that the engine was said to have."""
     s = trial.setting
@@ -45,7 +49,7 @@ def vllm_flags(record: RunRecord, trial: TrialPart) -> Flags:
     for name, flag in _OLD_CAPS.items():
         if s.get(name):
             notes.append(f"{flag} {s[name]:g} exists in vLLM 0.12 and 0.20 only; later versions need Rooftune's hook.")
-    hooked = [what for name, what in _NEEDS_HOOK.items() if s.get(name)]
+    hooked = [f"the {knob.label}" for knob in _hooked(s)]
     if hooked:
         notes.append(f"No flag of vLLM sets {' and '.join(hooked)}: Rooftune's hook does, live.")
     return Flags(tuple(lines), tuple(notes))
@@ -105,17 +109,9 @@ def vllm_versions(trial: TrialPart) -> tuple[tuple[str, ...], ...]:
     for name, flag in _OLD_CAPS.items():
         if s.get(name):
             old = f"{flag} {s[name]:g} ({RESTART})"
-            rows.append((_CAP_WORDS[name], old, old, HOOK, HOOK))
-    for name, what in (("budget_policy", "budget policy"), ("order_policy", "order policy")):
-        if s.get(name):
-            rows.append((what, *[HOOK] * 4))
+            rows.append((KNOB_LABELS[name], old, old, HOOK, HOOK))
+    rows += [(knob.label, *[HOOK] * 4) for knob in _hooked(s)]
     return tuple(rows)
-
-
-_CAP_WORDS = {
-    "max_partial_prefills": "partial-prefill cap",
-    "max_long_partial_prefills": "long partial-prefill cap",
-}
 
 
 def elsewhere(record: RunRecord, trial: TrialPart) -> tuple[tuple[str, str, str, str], ...]:
@@ -138,8 +134,8 @@ def elsewhere(record: RunRecord, trial: TrialPart) -> tuple[tuple[str, str, str,
         ("TGI", "sequence cap", "none", "absent: batches are limited by tokens (--max-batch-total-tokens)"),
     ]
     missing = ["chunk cap"] if s.get("chunk_cap_tokens") else []
-    missing += [_CAP_WORDS[name] for name in _OLD_CAPS if s.get(name)]
-    missing += [name.replace("_", " ") for name in ("budget_policy", "order_policy") if s.get(name)]
+    missing += [KNOB_LABELS[name] for name in _OLD_CAPS if s.get(name)]
+    missing += [knob.label for knob in _hooked(s)]
     if missing:
         rows.append(("all three", ", ".join(missing), "none", "absent"))
     return tuple(rows)

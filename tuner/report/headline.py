@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rooftune.policies.envelope import KNOB_LABELS, SEARCHED
+from rooftune.policies.envelope import KNOB, KNOB_LABELS, SEARCHED
 from rooftune.tuner.record import RunRecord, TrialPart
 from rooftune.tuner.report import findings as reason
 from rooftune.tuner.report import trust, words
@@ -85,10 +85,8 @@ _DERIVED = ("prefill_s_per_token",)
 
 def knob_value(name: str, value: float) -> str:
     """A knob's value with its unit."""
-    if name == "budget_policy":
-        return words.BUDGET_POLICY_WORDS[int(value)]
-    if name == "order_policy":
-        return words.ORDER_POLICY_WORDS[int(value)]
+    if name in KNOB and KNOB[name].choices:
+        return KNOB[name].choices[int(value)].words
     if name == "chunk_cap_tokens":
         return words.cap(value)
     if value == 0 and name not in ("step_tokens", "max_running"):

@@ -2,6 +2,7 @@
 
 import re
 
+from rooftune.policies.envelope import KNOB
 from rooftune.tuner.record import MarginPart, Number, Seconds, TargetPart, TrialPart
 
 NO_BREAK_SPACE = "\u00a0"
@@ -28,8 +29,6 @@ ROLE_WORDS = {
     "random": "random search",
     "search": "search",
 }
-BUDGET_POLICY_WORDS = {0: "fixed", 1: "step-time target", 2: "pressure"}
-ORDER_POLICY_WORDS = {0: "first come, first served", 1: "shortest first", 2: "deadline"}
 SOURCE_WORDS = {
     "measured": "measured",
     "simulated": "simulated",
@@ -155,9 +154,9 @@ def setting(trial: TrialPart) -> str:
     words = [f"budget {tokens(s['step_tokens'])}", f"chunk cap {cap(s.get('chunk_cap_tokens', 0))}"]
     words += [f"{name} {value:g}" for name, value in s.items() if name not in _NAMED]
     if s.get("budget_policy"):
-        words.append(f"budget policy {BUDGET_POLICY_WORDS[int(s['budget_policy'])]}")
+        words.append(f"budget policy {KNOB['budget_policy'].choices[int(s['budget_policy'])].words}")
     if s.get("order_policy"):
-        words.append(f"order {ORDER_POLICY_WORDS[int(s['order_policy'])]}")
+        words.append(f"order {KNOB['order_policy'].choices[int(s['order_policy'])].words}")
     return ", ".join(words)
 
 

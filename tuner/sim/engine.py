@@ -3,20 +3,9 @@
 import math
 from dataclasses import dataclass
 
+from rooftune.policies.envelope import KNOBS
 from rooftune.policies.errors import bad_value
-from rooftune.policies.request import (
-    DEADLINE,
-    FCFS,
-    FIXED_BUDGET,
-    PRESSURE,
-    SHORTEST_FIRST,
-    STEP_TIME_TARGET,
-    Boot,
-    Setting,
-)
-
-_BUDGET_POLICIES = (FIXED_BUDGET, STEP_TIME_TARGET, PRESSURE)
-_ORDER_POLICIES = (FCFS, SHORTEST_FIRST, DEADLINE)
+from rooftune.policies.request import FIXED_BUDGET, Boot, Setting
 
 
 @dataclass(frozen=True)
@@ -48,10 +37,10 @@ def check_setting(setting: Setting, engine: Engine) -> None:
     for name, value in setting._asdict().items():
         if math.isnan(value) or value < 0:
             raise bad_value(name, value, "at least 0", "0 means no limit for every cap")
-    if setting.budget_policy not in _BUDGET_POLICIES:
-        raise bad_value("budget policy", setting.budget_policy, f"one of {_BUDGET_POLICIES}", "choose one")
-    if setting.order_policy not in _ORDER_POLICIES:
-        raise bad_value("order policy", setting.order_policy, f"one of {_ORDER_POLICIES}", "choose one")
+    for knob in KNOBS:
+        values = tuple(range(len(knob.choices)))
+        if values and getattr(setting, knob.name) not in values:
+            raise bad_value(knob.label, getattr(setting, knob.name), f"one of {values}", "choose one")
     if not 1 <= setting.step_tokens <= engine.boot.ceiling_tokens:
         raise bad_value(
             "token budget",

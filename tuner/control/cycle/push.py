@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from rooftune.policies import wire
-from rooftune.policies.envelope import BUDGET_KNOBS, ORDER_KNOBS
+from rooftune.policies.envelope import KNOB, KNOBS, Unit
 from rooftune.policies.errors import InputError
 from rooftune.policies.guard import Reason, changes
-from rooftune.policies.request import FCFS, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
+from rooftune.policies.request import Setting
 from rooftune.policies.step_time import StepModel
 from rooftune.tuner.ports.base import Port, PortError, PortFault
 from rooftune.tuner.record import first_problem
@@ -62,9 +62,11 @@ def push_request(
     without a place in the protocol.
     """
     moved = changes(before, after)
-    knobs = {name: value for name, value in moved.items() if name in wire.Knobs.model_fields}
-    if "adaptive_chunk_cap" in knobs:
-        knobs["adaptive_chunk_cap"] = bool(knobs["adaptive_chunk_cap"])
+    knobs = {
+        name: bool(value) if KNOB[name].unit is Unit.SWITCH else value
+        for name, value in moved.items()
+        if KNOB[name].policy is None
+    }
     values: dict[str, object] = {
         "knobs": knobs,
         "lease_s": lease_s,
@@ -72,43 +74,25 @@ def push_request(
         "actor": actor,
         "reason": why,
     }
-    if BUDGET_KNOBS & moved.keys():
-        values["budget_policy"] = _budget_policy(after, model)
-    if ORDER_KNOBS & moved.keys():
-        values["order_policy"] = _order_policy(after)
+    for policy in {KNOB[name].policy for name in moved}:
+        if policy is not None:
+            values[policy] = _policy(policy, after, model)
     try:
         return wire.PushRequest.model_validate(values)
     except ValidationError as error:
         raise first_problem(error, "a push", "this setting has no place in the protocol") from None
 
 
-def _budget_policy(after: Setting, model: StepModel | None) -> dict[str, object]:
-    if after.budget_policy == STEP_TIME_TARGET:
-        if model is None:
-            raise InputError("step_time_target counts with a step model and none is known; wait for a fit")
-        return {
-            "kind": "step_time_target",
-            "target_s": after.budget_target_s,
-            "floor_tokens": after.budget_floor_tokens,
-            "step_model": model._asdict(),
-        }
-    if after.budget_policy == PRESSURE:
-        return {"kind": "pressure", "tokens": after.pressure_tokens, "prefills": after.pressure_prefills}
-    assert after.budget_policy == FIXED_BUDGET
-    return {"kind": "fixed"}
-
-
-def _order_policy(after: Setting) -> dict[str, object]:
-    if after.order_policy == FCFS:
-        return {"kind": "fcfs"}
-    if after.order_policy == SHORTEST_FIRST:
-        return {"kind": "shortest_first", "aging_s": after.aging_s}
-    return {
-        "kind": "deadline",
-        "aging_s": after.aging_s,
-        "ttft_target_s": after.ttft_target_s,
-        "prefill_s_per_token": after.prefill_s_per_token,
-    }
+def _policy(name: str, after: Setting, model: StepModel | None) -> dict[str, object]:
+    """A policy is sent as a whole: its kind and every number that it reads."""
+    read = [knob for knob in KNOBS if knob.policy == name and knob.under and knob.acts(after)]
+    values: dict[str, object] = {"kind": KNOB[name].choices[getattr(after, name)].kind}
+    values |= {knob.part: getattr(after, knob.name) for knob in read}
+    if values["kind"] != "step_time_target":
+        return values
+    if model is None:
+        raise InputError("step_time_target counts with a step model and none is known; wait for a fit")
+    return values | {"step_model": model._asdict()}
 
 
 def send(port: Port, request: wire.PushRequest | wire.RevertRequest | wire.ResumeRequest) -> Sent:

@@ -1,6 +1,6 @@
 """``explain``: why a cycle did what it did, in exactly five plain lines, from its record alone. Pure."""
 
-from rooftune.policies.envelope import KNOB_LABELS, SEARCHED
+from rooftune.policies.envelope import KNOB, KNOB_LABELS, SEARCHED
 from rooftune.policies.guard import Action, Reason
 from rooftune.policies.request import Setting
 from rooftune.tuner.control.outcome import (
@@ -127,10 +127,6 @@ BEFORE_GUARD = frozenset(
 LINES = 5
 _MAIN = ("step_tokens", "chunk_cap_tokens")
 _NONE_AT_ZERO = ("chunk_cap_tokens", "max_partial_prefills", "max_long_partial_prefills")
-_POLICIES = {
-    "budget_policy": ("fixed", "step-time target", "pressure"),
-    "order_policy": ("fcfs", "shortest first", "deadline"),
-}
 
 
 def explain(record: CycleRecord) -> tuple[str, str, str, str, str]:
@@ -267,9 +263,8 @@ def knobs(setting: Knobs) -> str:
 def _knob(name: str, value: float) -> str:
     word = KNOB_LABELS[name] if name in SEARCHED else name
     unit = " tokens" if name in _MAIN else ""
-    kinds = _POLICIES.get(name, ())
-    if kinds:
-        return f"{word} {kinds[int(value)] if int(value) < len(kinds) else value}"
+    if choices := KNOB[name].choices:
+        return f"{word} {choices[int(value)].words if int(value) < len(choices) else value}"
     return f"{word} none" if name in _NONE_AT_ZERO and value == 0 else f"{word} {value:g}{unit}"
 
 
