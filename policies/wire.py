@@ -52,7 +52,7 @@ class Message(Wire):
 def _wire_type(knob: Knob) -> Any:
     if knob.unit is Unit.SWITCH:
         return bool
-    return Annotated[int, Field(ge=knob.least, le=MAX_TOKENS)] if knob.whole else Duration
+    return Annotated[int if knob.whole else float, Field(ge=knob.least, le=knob.most(MAX_TOKENS, MAX_TOKENS))]
 
 
 if TYPE_CHECKING:
