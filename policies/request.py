@@ -147,6 +147,15 @@ class Setting(NamedTuple):
     prefill_s_per_token: float = 0.0
 
 
+def setting_from_row(row: FloatArray) -> Setting:
+    """A Setting from one row of floats in field order (how a schedule of changes enters compiled code)."""
+    return Setting(
+        int(row[0]), int(row[1]), int(row[2]), int(row[3]), int(row[4]), int(row[5]), float(row[6]), int(row[7]),
+        int(row[8]), float(row[9]), int(row[10]), int(row[11]), int(row[12]), int(row[13]), float(row[14]),
+        float(row[15]), float(row[16]),
+    )  # fmt: skip
+
+
 def new_state(
     capacity: int, *, pool_blocks: int, table_blocks: int = 0, key_blocks: int = 0, key_kinds: int = 0
 ) -> State:

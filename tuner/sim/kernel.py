@@ -40,6 +40,7 @@ from rooftune.policies.request import (
     State,
     append_waiting,
     is_decode,
+    setting_from_row,
 )
 from rooftune.policies.step_time import StepCost, chunk_attention_work, step_cost
 from rooftune.tuner.sim.noise import StepNoise, with_noise
@@ -78,29 +79,6 @@ class Run(NamedTuple):
     over: IntArray
     totals: IntArray
     pool_blocks: IntArray
-
-
-def setting_from_row(row: FloatArray) -> Setting:
-    """A Setting from one row of floats in field order (how a schedule of changes enters compiled code)."""
-    return Setting(
-        int(row[0]),
-        int(row[1]),
-        int(row[2]),
-        int(row[3]),
-        int(row[4]),
-        int(row[5]),
-        float(row[6]),
-        int(row[7]),
-        int(row[8]),
-        float(row[9]),
-        int(row[10]),
-        int(row[11]),
-        int(row[12]),
-        int(row[13]),
-        float(row[14]),
-        float(row[15]),
-        float(row[16]),
-    )
 
 
 def _room(values: FloatArray, weights: IntArray, used: int, more: int) -> tuple[FloatArray, IntArray]:
