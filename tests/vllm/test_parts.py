@@ -18,7 +18,7 @@ from rooftune.engine.vllm.probe import missing, probe
 from rooftune.engine.vllm.scrape import Series
 from rooftune.engine.vllm.tracks import TokenClock, Track, why
 from rooftune.policies import wire
-from rooftune.policies.envelope import Mode
+from rooftune.policies.envelope import KNOBS, Mode
 from rooftune.policies.errors import InputError
 from rooftune.policies.quantiles import median_interval
 from rooftune.policies.request import DEADLINE, FCFS, SHORTEST_FIRST, Setting
@@ -59,7 +59,7 @@ def found(version: str = "0.32.0", **more: Any) -> Any:
 def test_a_known_vllm_moves_everything() -> None:
     result = found()
     assert result.notes == () and not result.read_only and result.model == "m "
-    assert {bound.mode for bound in result.envelope.bounds} == {Mode.LIVE} and len(result.envelope.by_name) == 17
+    assert {bound.mode for bound in result.envelope.bounds} == {Mode.LIVE} and len(result.envelope.by_name) == len(KNOBS)
     assert (result.boot_envelope.ceiling_tokens, result.boot_envelope.max_running) == (2048, 64)
     assert missing(scheduler()) is None
 
