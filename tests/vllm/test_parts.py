@@ -59,7 +59,9 @@ def found(version: str = "0.32.0", **more: Any) -> Any:
 def test_a_known_vllm_moves_everything() -> None:
     result = found()
     assert result.notes == () and not result.read_only and result.model == "m "
-    assert {bound.mode for bound in result.envelope.bounds} == {Mode.LIVE} and len(result.envelope.by_name) == len(KNOBS)
+    assert {bound.mode for bound in result.envelope.bounds} == {Mode.LIVE} and len(result.envelope.by_name) == len(
+        KNOBS
+    )
     assert (result.boot_envelope.ceiling_tokens, result.boot_envelope.max_running) == (2048, 64)
     assert missing(scheduler()) is None
 

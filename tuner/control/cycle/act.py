@@ -20,6 +20,7 @@ from rooftune.tuner.control.cycle.observe import Holder
 from rooftune.tuner.control.cycle.propose import Found
 from rooftune.tuner.control.cycle.push import Sent, push_request, send
 from rooftune.tuner.control.cycle.sight import Sighting, actor_of
+from rooftune.tuner.control.cycle.trials import Trials
 from rooftune.tuner.control.memory import Trial, knobs_of, setting_of
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.outcome import RecordParts
@@ -29,18 +30,11 @@ from rooftune.tuner.control.state.file import StoreError
 from rooftune.tuner.ports.base import Port, PortError
 
 
-def over(book: Book, sight: Sighting) -> None:
-    """Nothing of ours is in force any more."""
-    book.end_trial(sight.day)
-    book.change(kept=None)
-    book.moved(sight.seen.state.boot_id, sight.seen.now_s)
-
-
 class Asked:
     """Does at the engine what was asked for, and says that it is done."""
 
-    def __init__(self, port: Port, store: Store, book: Book) -> None:
-        self._port, self._store, self._book = port, store, book
+    def __init__(self, port: Port, store: Store, trials: Trials) -> None:
+        self._port, self._store, self._trials = port, store, trials
 
     def do(self, sight: Sighting, draft: Draft) -> Decision | None:
         """What is to do; the cycle's end where that is a revert, whether or not it could be done."""
@@ -49,7 +43,7 @@ class Asked:
             sent = self._revert(wish)
             if sent.reason is not None:
                 return Decision(Action.HOLD, sent.reason, detail=f"the revert asked for was not done: {sent.detail}")
-            over(self._book, sight)
+            self._trials.stopped(sight.seen.reading, sight.day)
             if sent.revision is not None and not sight.seen.state.blocked:
                 wishes.made_block(self._store, sight.seen.state.boot_id, sent.revision, wish)
             wishes.done(self._store, wish)
@@ -114,9 +108,12 @@ SINCE_EVER_S = -1e12
 class Actor:
     """Sends, and books what was sent before it leaves."""
 
-    def __init__(self, port: Port, store: Store, book: Book, learner: Learner, options: LoopOptions) -> None:
-        self._port, self._store, self._book, self._learner, self._options = port, store, book, learner, options
-        self._name, self._asked = actor_of(store), Asked(port, store, book)
+    def __init__(
+        self, port: Port, store: Store, book: Book, trials: Trials, learner: Learner, options: LoopOptions
+    ) -> None:
+        self._port, self._store, self._book, self._trials = port, store, book, trials
+        self._learner, self._options = learner, options
+        self._name, self._asked = actor_of(store), Asked(port, store, trials)
 
     def act(self, sight: Sighting, found: Found, decision: Decision, draft: Draft) -> Decision:
         """Does what was decided; a refusal or a fault becomes the reason of the cycle. Raises StoreError."""
@@ -138,41 +135,38 @@ class Actor:
     # --- push ---
 
     def _push(self, sight: Sighting, found: Found, decision: Decision, draft: Draft) -> Decision:
-        seen, book, setting = sight.seen, self._book, decision.setting
+        seen, setting = sight.seen, decision.setting
         assert setting is not None and found.proposal is not None
-        before, memory = seen.setting, book.memory
+        before = seen.setting
         moved = moved_knobs(before, setting)
         request = self._request(sight, before, setting, f"cycle {draft.number}: {decision.reason.value}")
-        book.change(
-            trial=Trial(
-                push_cycle=draft.number,
-                boot_id=seen.state.boot_id,
-                began_s=seen.now_s,
-                since_s=max(seen.since_s, SINCE_EVER_S),
-                before=knobs_of(before),
-                after=knobs_of(setting),
-                predicted_gain=found.proposal.gain,
-                twin_error=found.proposal.error,
-                predicted_attainment=found.proposal.predicted_attainment,
-                stride=setting != found.proposal.setting,
-                traffic=seen.traffic,
-            )
+        trial = Trial(
+            push_cycle=draft.number,
+            boot_id=seen.state.boot_id,
+            began_s=seen.now_s,
+            since_s=max(seen.since_s, SINCE_EVER_S),
+            before=knobs_of(before),
+            after=knobs_of(setting),
+            predicted_gain=found.proposal.gain,
+            twin_error=found.proposal.error,
+            predicted_attainment=found.proposal.predicted_attainment,
+            stride=setting != found.proposal.setting,
+            traffic=seen.traffic,
         )
-        book.moved(seen.state.boot_id, seen.now_s)
-        book.before = (draft.number, seen.window)
+        self._trials.begin(trial, seen.window)
         try:
             self._store.note_push(draft.number, json.dumps(moved))
-            book.save()
+            self._book.save()
             sent = self._stopped(seen.state.revision) or send(self._port, request)
         except StoreError:
-            book.change(trial=None, moved=memory.moved)  # nothing has left
+            self._trials.never_left()
             raise
         if sent.reason is None:
             draft.put(**self._leased(sent))
             draft.put(pushed=moved, in_force=knobs_of(setting))
             return decision
         if not sent.unknown:
-            book.change(trial=None, moved=memory.moved)
+            self._trials.never_left()
             return Decision(Action.HOLD, sent.reason, setting, sent.detail)
         # Perhaps it arrived. The next reading tells, and finds the trial in the book when it did.
         return Decision(Action.HOLD, sent.reason, setting, f"the push may have arrived: {sent.detail}")
@@ -197,10 +191,8 @@ class Actor:
             target = seen.boot  # that policy counts with constants, and there are none
         why = f"cycle {draft.number}: {decision.reason.value}"
         verdict = Verdict.INCONCLUSIVE if decision.reason in _NO_VERDICT else Verdict.WORSE
-        if trial is not None:
-            self._book.sentence(trial, sight.checked, verdict)
-        elif sight.standing.kept is not None and decision.reason is Reason.OPERATOR_THRESHOLD:
-            self._book.condemn(sight.standing.kept)
+        condemned = sight.standing.kept if decision.reason is Reason.OPERATOR_THRESHOLD else None
+        self._trials.take_back(trial, condemned, sight.checked, verdict)
         if target == seen.boot:
             sent = send(self._port, wire.RevertRequest(actor=self._name, reason=why, block=False))
         else:
@@ -214,11 +206,7 @@ class Actor:
         )
         draft.put(**left)
         draft.put(in_force=knobs_of(target))
-        if trial is None:
-            over(self._book, sight)
-        else:
-            self._book.conclude(trial, sight.checked, verdict, sight.day, sight.wall_s)
-            self._book.moved(seen.state.boot_id, seen.now_s)
+        self._trials.taken_back(seen.reading, sight.day, sight.wall_s)
         return replace(decision, setting=None)
 
     # --- hold ---

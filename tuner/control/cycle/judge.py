@@ -13,6 +13,7 @@ from rooftune.tuner.control.cycle.harm import measured_cost_slo_s, predicted_cos
 from rooftune.tuner.control.cycle.observe import Holder
 from rooftune.tuner.control.cycle.propose import Found
 from rooftune.tuner.control.cycle.sight import Sighting
+from rooftune.tuner.control.cycle.trials import Trials
 from rooftune.tuner.control.cycle.verify import PACE_RATIO, Checked, Terms, check
 from rooftune.tuner.control.memory import Trial, knobs_of
 from rooftune.tuner.control.options import LoopOptions
@@ -23,21 +24,19 @@ REVERT_CYCLES = 2.0
 
 
 class Judge:
-    """Verdicts go into the book; decisions are the guard's."""
+    """Verdicts end trials; decisions are the guard's."""
 
-    def __init__(self, book: Book, learner: Learner, options: LoopOptions) -> None:
-        self._book, self._learner, self._options = book, learner, options
+    def __init__(self, book: Book, trials: Trials, learner: Learner, options: LoopOptions) -> None:
+        self._book, self._trials, self._learner, self._options = book, trials, learner, options
         self._terms = Terms(options.settle_s, options.harm_requests, options.min_requests)
 
     def check(self, sight: Sighting, draft: Draft) -> Sighting:
         """The sighting with the verdict on the trial in force; one that was found good is over with it."""
         trial, seen, book = sight.standing.trial, sight.seen, self._book
         if trial is not None:
-            if book.before is None or book.before[0] != trial.push_cycle:
-                book.before = (trial.push_cycle, seen.window)  # another controller pushed: its rows, as far as they go
-            before = book.before[1]
+            before = self._trials.rows_before(trial, seen.window)
             checked = check(trial, before, seen, self._options.thresholds, self._terms, self._learner.model)
-            checked = checked.on(book.way(trial, checked))
+            checked = checked.on(self._trials.way(trial, checked))
             book.change(running_slo_s=self._cost_slo_s(trial, checked))
             draft.put(verify=checked.part)
             if max(checked.pace_ratio, 1.0 / checked.pace_ratio) > PACE_RATIO:
@@ -50,8 +49,7 @@ class Judge:
                 trial = trial.model_copy(update={"before": checked.lost_way.start})
                 sight = replace(sight, standing=replace(sight.standing, trial=trial))
             if checked.keeps:
-                outcome = checked.judgement.verdict
-                book.conclude(trial, checked, outcome, sight.day, sight.wall_s)
+                self._trials.keep(trial, checked, sight.day, sight.wall_s)
                 sight = replace(sight, standing=replace(sight.standing, trial=None, kept=book.memory.kept))
         draft.put(spent_slo_s=book.spent_slo_s(sight.day), trust=book.memory.trust.ratio)
         return sight

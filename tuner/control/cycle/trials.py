@@ -1,0 +1,135 @@
+"""Trials: where one begins, and the one place where it ends."""
+
+from rooftune.policies.verify import Verdict
+from rooftune.tuner.control.cycle.book import Book
+from rooftune.tuner.control.cycle.verify import Checked
+from rooftune.tuner.control.memory import MOST_TRIED, Kept, Moved, Trial, Tried, Way
+from rooftune.tuner.observe.protocol import Reading
+from rooftune.tuner.observe.window import Window
+
+
+class Trials:
+    """Begins and ends trials in the book. day: in the operator's zone, to whose exploration budget a trial's cost goes.
+
+    A trial that goes back takes two calls, ``take_back`` before the request is sent and ``taken_back`` once the engine
+    did it: should the answer be lost, the next reading finds the trial ``gone``, and its verdict is still known.
+    """
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self._before: tuple[int, Window] | None = None
+        self._moved_before: Moved | None = None
+        self._going_back: tuple[Trial, Checked | None, Verdict] | None = None
+
+    def begin(self, trial: Trial, window: Window) -> None:
+        """Noted before the push is sent. window: the rows of the time before it, not kept over a restart."""
+        self._moved_before = self._book.memory.moved
+        self._book.change(trial=trial)
+        self._book.moved(trial.boot_id, trial.began_s)
+        self._before = (trial.push_cycle, window)
+
+    def never_left(self) -> None:
+        """The push that ``begin`` noted was not sent, or the engine refused it: it cost nothing and moved nothing."""
+        self._book.change(trial=None, moved=self._moved_before)
+
+    def rows_before(self, trial: Trial, now: Window) -> Window:
+        """The rows as they stood at the push. Of a push by an earlier run: as far as the present window has them."""
+        if self._before is None or self._before[0] != trial.push_cycle:
+            self._before = (trial.push_cycle, now)
+        return self._before[1]
+
+    def way(self, trial: Trial, checked: Checked) -> Way:
+        """The strides up to this trial, and with it as far as it was measured."""
+        kept = self._book.memory.kept
+        way = Way(start=trial.before)
+        if kept is not None and kept.boot_id == trial.boot_id and kept.setting == trial.before:
+            way = kept.way or Way(start=kept.setting, start_cycle=kept.push_cycle)
+        found = checked.matched
+        return way if found is None else way.onward(found.gain, found.half_width)
+
+    def keep(self, trial: Trial, checked: Checked, day: str, wall_s: float) -> None:
+        """The trial was found good: its setting stays."""
+        self._end(trial, checked, checked.judgement.verdict, day, wall_s)
+
+    def take_back(self, trial: Trial | None, kept: Kept | None, checked: Checked | None, verdict: Verdict) -> None:
+        """Before the request is sent. kept: the setting that crossed a threshold of the operator's, where it was kept
+        after its trial; it is proven no more."""
+        self._going_back = None if trial is None else (trial, checked, verdict)
+        if trial is None and kept is not None:
+            worse = {"verdict": Verdict.WORSE.value}
+            tried = self._book.memory.tried
+            marked = (one.model_copy(update=worse) if one.setting == kept.setting else one for one in tried)
+            self._book.change(tried=tuple(marked))
+
+    def taken_back(self, reading: Reading, day: str, wall_s: float) -> None:
+        """The engine did what ``take_back`` announced."""
+        if self._going_back is None:
+            return self.stopped(reading, day)
+        self._end(*self._going_back, day, wall_s)
+        self._book.moved(reading.boot_id, reading.now_s)
+
+    def stopped(self, reading: Reading, day: str) -> None:
+        """Nothing of ours is in force any more and nothing was learnt: an operator's revert, or a kept setting's."""
+        self._book_cost(day)
+        self._book.change(kept=None)
+        self._book.moved(reading.boot_id, reading.now_s)
+
+    def gone(self, trial: Trial, reading: Reading, day: str, wall_s: float) -> Verdict | None:
+        """A trial that is no longer in force; returns its verdict when it had one."""
+        if self._going_back is None or self._going_back[0].push_cycle != trial.push_cycle:
+            self._book_cost(day)
+            return None
+        verdict = self._going_back[2]
+        self.taken_back(reading, day, wall_s)  # our own revert arrived, and only its answer was lost
+        return verdict
+
+    def _book_cost(self, day: str) -> None:
+        account = self._book.memory.account.with_spent(day, self._book.memory.running_slo_s)
+        self._before = self._going_back = None
+        self._book.change(trial=None, account=account, running_slo_s=0.0)
+
+    def _end(self, trial: Trial, checked: Checked | None, verdict: Verdict, day: str, wall_s: float) -> None:
+        """What was learnt of the setting and of the twin, and whether the setting stays."""
+        book = self._book
+        trust = book.memory.trust
+        judged = checked is not None and checked.matched is not None and checked.matched.matched
+        if not trial.stride and judged and checked is not None:
+            trust = trust.after(checked.judgement.prediction_held)
+        elif verdict is Verdict.WORSE:
+            trust = trust.after(False)
+        self._book_cost(day)
+        tried = _tried(trial, checked, verdict, wall_s)
+        book.change(trust=trust, tried=(*book.memory.tried, *tried)[-MOST_TRIED:])
+        if checked is not None and (verdict is Verdict.BETTER or (trial.stride and checked.passed)):
+            way = self.way(trial, checked)
+            kept = Kept(boot_id=trial.boot_id, setting=trial.after, push_cycle=trial.push_cycle)
+            book.change(kept=kept.model_copy(update={"way": None if way.won else way}))
+        elif checked is not None and checked.lost_way is not None:
+            start, cycle = checked.lost_way.start, checked.lost_way.start_cycle
+            kept_before = None if cycle is None else Kept(boot_id=trial.boot_id, setting=start, push_cycle=cycle)
+            book.change(kept=kept_before)
+
+
+def _tried(trial: Trial, checked: Checked | None, verdict: Verdict, wall_s: float) -> list[Tried]:
+    """The trial as later searches are told of it; nothing when nobody knows under which traffic it ran."""
+    if trial.traffic is None or (trial.stride and verdict is not Verdict.WORSE):
+        return []
+    found = checked.matched if checked is not None else None
+    part = checked.part if checked is not None else None
+    share = found.after if found is not None and 0.0 <= found.after <= 1.0 else None
+    return [
+        Tried(
+            before=trial.before,
+            setting=trial.after,
+            traffic=trial.traffic,
+            verdict=verdict.value,
+            predicted_gain=trial.predicted_gain,
+            observed_gain=part.observed_gain if part is not None else None,
+            half_width=part.half_width if part is not None else None,
+            attainment=share,
+            goodput_rps=None if share is None else share * trial.traffic.rate_rps,
+            requests=checked.requests if checked is not None else 0,
+            predicted_attainment=trial.predicted_attainment,
+            wall_s=wall_s,
+        )
+    ]
