@@ -5,13 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from rooftune.policies.guard import Action
+from rooftune.policies import wire
+from rooftune.policies.guard import Action, Reason
 from rooftune.policies.slo import Slo, Target
 from rooftune.policies.verify import Judgement, Verdict, VerdictReason
 from rooftune.tuner.control.cycle import judge as judgement
 from rooftune.tuner.control.cycle.matched import Matched
 from rooftune.tuner.control.cycle.verify import Checked
 from rooftune.tuner.control.memory import Trial, Way
+from rooftune.tuner.ports.base import PortError, PortFault
 from tests.control.doubles import BOLD, Rig, answer_of, options, rig
 from tests.control.test_loop import BOOT, memory_of, pushed, reverted
 
@@ -75,6 +77,25 @@ def test_strides_that_lost_in_all_go_back_to_where_they_began(monkeypatch: pytes
     run.searcher.delay = 10**6
     run.run(2)
     assert memory_of(run).kept is None and run.setting == BOOT
+
+
+def test_strides_that_lost_in_all_are_noted_from_their_start_also_when_the_answer_to_the_revert_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = strides(monkeypatch, {1024: SMALL, 512: SMALL, 256: SMALL}, *[128] * 20)
+    honest = run.port.revert
+
+    def lost(request: wire.RevertRequest) -> wire.PushAnswer | wire.Refusal:
+        honest(request)
+        raise PortError(PortFault.TIMEOUT, "no answer in time")
+
+    run.port.revert = lost  # type: ignore[method-assign]  # scripted
+    run.run(60, until=lambda record: record.reason is Reason.UNREACHABLE)
+    run.searcher.delay = 10**6
+    run.run(1)
+    assert run.setting == BOOT and "it was worse" in run.records[-1].detail
+    tried = memory_of(run).tried[-1]
+    assert (tried.before["step_tokens"], tried.setting["step_tokens"]) == (2048, 256)
 
 
 def test_what_was_proven_before_the_strides_is_in_force_again_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
