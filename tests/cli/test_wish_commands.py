@@ -11,13 +11,13 @@ import pytest
 
 from rooftune.policies import wire
 from rooftune.policies.errors import UnreachableError
-from rooftune.tuner.cli.controller import client as face_client
+from rooftune.tuner.cli.controller import client
 from rooftune.tuner.clock import SystemClock
 from rooftune.tuner.config import TokenFile
 from rooftune.tuner.control.state import operator as wishes
 from rooftune.tuner.control.state.store import StateFile
 from rooftune.tuner.control.status.log import EventLog
-from rooftune.tuner.control.status.server import Face
+from rooftune.tuner.control.status.server import StatusServer
 from rooftune.tuner.control.status.view import About
 from rooftune.tuner.ports.fetch import Timeouts
 from tests.cli.controller import rooftune
@@ -181,16 +181,18 @@ def test_an_engine_that_does_not_do_it(
 
 
 @pytest.fixture
-def face(running: StateFile, token: Path) -> Iterator[Face]:
+def server(running: StateFile, token: Path) -> Iterator[StatusServer]:
     about = About("chat-eu-1", "live", running.instance, 15.0)
-    made = Face(about, running, SystemClock(), EventLog(io.StringIO()), "127.0.0.1:0", TokenFile(token))
+    made = StatusServer(about, running, SystemClock(), EventLog(io.StringIO()), "127.0.0.1:0", TokenFile(token))
     made.publish(push(3))
     yield made
     made.close()
 
 
-def test_all_of_it_over_http(running: StateFile, face: Face, token: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    url = f"http://127.0.0.1:{face.port}"
+def test_all_of_it_over_http(
+    running: StateFile, server: StatusServer, token: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"http://127.0.0.1:{server.port}"
     assert rooftune("pause", "--face", url, "--token-file", token, "--reason", "x") == 0
     assert wishes.paused(running)
     assert rooftune("resume", "--face", url, "--token-file", token) == 0
@@ -205,19 +207,19 @@ def test_all_of_it_over_http(running: StateFile, face: Face, token: Path, capsys
 
 
 def test_the_status_over_http_when_the_wishes_cannot_be_read(
-    running: StateFile, face: Face, capsys: pytest.CaptureFixture[str]
+    running: StateFile, server: StatusServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     running.keep(wishes.KEY, "{")
-    assert rooftune("status", "--face", f"http://127.0.0.1:{face.port}") == 0
+    assert rooftune("status", "--face", f"http://127.0.0.1:{server.port}") == 0
     assert "operator requests in the state file cannot be read" in capsys.readouterr().out
 
 
-def test_without_the_token_and_at_a_wrong_address(face: Face, capsys: pytest.CaptureFixture[str]) -> None:
-    assert rooftune("pause", "--face", f"http://127.0.0.1:{face.port}") == 1
+def test_without_the_token_and_at_a_wrong_address(server: StatusServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rooftune("pause", "--face", f"http://127.0.0.1:{server.port}") == 1
     assert "answers 401" in capsys.readouterr().err
     assert rooftune("pause", "--face", "http://127.0.0.1:9") == 3
     assert rooftune("pause", "--face", "nothing") == 2
-    assert rooftune("pause", "--face", f"http://127.0.0.1:{face.port}", "--reason", "a\nb") == 2
+    assert rooftune("pause", "--face", f"http://127.0.0.1:{server.port}", "--reason", "a\nb") == 2
     assert rooftune("revert", "--face", "http://h:1", "--engine", "http://h:2") == 2
     for line in capsys.readouterr().err.splitlines():
         assert line.startswith("rooftune: ")
@@ -233,7 +235,7 @@ def test_something_that_is_no_controller(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize("text", [b'{"data": "x"}', b'{"asked": "resume"}', b"[" * 200_000])
 def test_somebody_else_who_answers_200_has_not_paused_anything(text: bytes) -> None:
     with pytest.raises(UnreachableError):
-        face_client._parsed("http://127.0.0.1:9", "/pause", 200, text, asked=True)
+        client._parsed("http://127.0.0.1:9", "/pause", 200, text, asked=True)
 
 
 @pytest.mark.parametrize("begun", [b"HTTP/1.1 200 x\r\nx-more: ", b"HTTP/1.1 200 x\r\n\r\n"])
@@ -241,7 +243,7 @@ def test_a_page_that_drips_for_ever_is_one_line(
     begun: bytes, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A byte now and then keeps every limit of a single read, in the head as in the body."""
-    monkeypatch.setattr(face_client, "TIMEOUTS", Timeouts(total_s=0.4))
+    monkeypatch.setattr(client, "TIMEOUTS", Timeouts(total_s=0.4))
 
     def drip(connection: socket.socket) -> None:
         connection.sendall(begun)

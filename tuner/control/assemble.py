@@ -19,7 +19,7 @@ from rooftune.tuner.control.outcome import CycleRecord, VerifyPart
 from rooftune.tuner.control.ports import Searcher
 from rooftune.tuner.control.searcher.worker import ChildSearcher, Limits
 from rooftune.tuner.control.state.store import StateFile
-from rooftune.tuner.control.status.server import Face
+from rooftune.tuner.control.status.server import StatusServer
 from rooftune.tuner.observe.protocol import ProtocolReader
 from rooftune.tuner.ports.http import HttpPort, Timeouts
 
@@ -153,10 +153,10 @@ def run_controller(
     with ExitStack() as stack:
         stack.enter_context(on_signals(asked))
         store = stack.enter_context(StateFile.own(config.state, config.retention, hands))
-        face = Face.of(config, store, hands)
-        stack.callback(face.close)
+        status = StatusServer.of(config, store, hands)
+        stack.callback(status.close)
         for note in store.notes:
-            face.say("state", note)
+            status.log_event("state", note)
             tell(note)
         engine = config.engine
         port = HttpPort(
@@ -180,14 +180,14 @@ def run_controller(
             clock=hands,
             options=options_of(config, config.storage_url),
             deploying=lambda: may_be_there(config.freeze_file),
-            publish=face.publish,
+            publish=status.publish,
             after_stage=after_stage,
         )
         try:
             records = turn(controller, config.cadence.cycle_s, hands, cycles, asked, tell)
         finally:  # also after a defect of ours: no push may hold unwatched
             said = controller.stop()
-            face.say("stop", said)
+            status.log_event("stop", said)
         tell(f"stopped: {said}")
         if report is not None:
             tell(f"report: {write_report(report, store, records, engine.shown_name)}")

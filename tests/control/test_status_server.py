@@ -20,8 +20,9 @@ from rooftune.tuner.config import Config, EngineSection, TokenFile
 from rooftune.tuner.control.outcome import SignalPart
 from rooftune.tuner.control.state import operator as wishes
 from rooftune.tuner.control.state.store import StateFile
+from rooftune.tuner.control.status import server as status_server
 from rooftune.tuner.control.status.log import EventLog
-from rooftune.tuner.control.status.server import MAX_BODY_BYTES, MOST_CONNECTIONS, Face
+from rooftune.tuner.control.status.server import MAX_BODY_BYTES, MOST_CONNECTIONS, StatusServer
 from rooftune.tuner.control.status.view import About
 from tests.control.cycle_records import hold, proposal, push, twin, verify
 
@@ -31,7 +32,7 @@ P = "rooftune_controller_"
 
 
 class Rig:
-    """A face with pages on a free port, its state file, clock and log."""
+    """A status server with pages on a free port, its state file, clock and log."""
 
     def __init__(self, folder: Path, *, token: bool) -> None:
         self.clock = ManualClock(wall_s=1_764_460_800.0)
@@ -40,10 +41,10 @@ class Rig:
         self.token_path.write_text(TOKEN + "\n")
         self.log = io.StringIO()
         secret = TokenFile(self.token_path) if token else None
-        self.face = Face(ABOUT, self.state, self.clock, EventLog(self.log), "127.0.0.1:0", secret)
+        self.server = StatusServer(ABOUT, self.state, self.clock, EventLog(self.log), "127.0.0.1:0", secret)
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, bytes]:
-        with closing(http.client.HTTPConnection("127.0.0.1", self.face.port or 0, timeout=10)) as connection:
+        with closing(http.client.HTTPConnection("127.0.0.1", self.server.port or 0, timeout=10)) as connection:
             data = json.dumps(body).encode() if isinstance(body, dict) else body
             connection.request(method, path, data, headers)
             answer = connection.getresponse()
@@ -65,7 +66,7 @@ class Rig:
         }
 
     def close(self) -> None:
-        self.face.close()
+        self.server.close()
         self.state.close()
 
 
@@ -93,23 +94,23 @@ def _bearer(token: str = TOKEN) -> dict[str, str]:
 def test_healthy_while_cycles_come_ready_once_one_has_read_the_engine(bare: Rig) -> None:
     assert bare.json("GET", "/healthz") == (200, {"healthy": True, "since_cycle_s": 0.0})
     assert bare.ask("GET", "/readyz")[0] == 503
-    bare.face.publish(hold(1))
+    bare.server.publish(hold(1))
     assert bare.ask("GET", "/readyz")[0] == 200
     bare.clock.sleep(4 * 15.0 + 61.0)  # the loop hangs
     assert bare.ask("GET", "/healthz")[0] == 503 and bare.ask("GET", "/readyz")[0] == 503
-    bare.face.publish(hold(2))
+    bare.server.publish(hold(2))
     assert bare.ask("GET", "/healthz")[0] == 200
 
 
 def test_not_ready_while_the_engine_is_not_read_or_nothing_can_be_kept_yet_healthy(bare: Rig) -> None:
     unread = (Reason.UNREACHABLE, Reason.UNAUTHORIZED, Reason.NO_PROTOCOL, Reason.GARBAGE)
     for reason in (*unread, Reason.STORE_FAILED):
-        bare.face.publish(hold(1, reason))
+        bare.server.publish(hold(1, reason))
         assert bare.ask("GET", "/readyz")[0] == 503 and bare.ask("GET", "/healthz")[0] == 200
 
 
 def test_a_wall_clock_that_jumps_does_not_make_it_sick(bare: Rig) -> None:
-    bare.face.publish(hold(1))
+    bare.server.publish(hold(1))
     bare.clock.jump(1e6)
     assert bare.ask("GET", "/healthz")[0] == 200
 
@@ -126,7 +127,7 @@ def test_before_the_first_cycle_nothing_is_claimed(bare: Rig) -> None:
 
 
 def test_what_a_push_shows(bare: Rig) -> None:
-    bare.face.publish(push(41))
+    bare.server.publish(push(41))
     bare.clock.sleep(10.0)
     found = bare.samples()
     assert found["cycles_total", ("push", "step_limited")] == 1 and found["pushes_total", ()] == 1
@@ -148,9 +149,9 @@ def test_what_a_push_shows(bare: Rig) -> None:
 
 
 def test_counters_add_up_and_signals_that_went_are_0(bare: Rig) -> None:
-    bare.face.publish(push(1))
-    bare.face.publish(hold(2, lost_steps=7))
-    bare.face.publish(hold(3, verify=verify(1), signals=(SignalPart(code="kv_bound", evidence={}),), lost_requests=2))
+    bare.server.publish(push(1))
+    bare.server.publish(hold(2, lost_steps=7))
+    bare.server.publish(hold(3, verify=verify(1), signals=(SignalPart(code="kv_bound", evidence={}),), lost_requests=2))
     found = bare.samples()
     assert found["cycles_total", ("hold", "searching")] == 2
     assert found["verdicts_total", ("better",)] == 1 and found["verdicts_total", ("worse",)] == 0
@@ -160,19 +161,19 @@ def test_counters_add_up_and_signals_that_went_are_0(bare: Rig) -> None:
 
 
 def test_a_verdict_is_counted_once_and_not_in_every_cycle_of_its_trial(bare: Rig) -> None:
-    bare.face.publish(push(1))
+    bare.server.publish(push(1))
     for number in (2, 3, 4):
-        bare.face.publish(hold(number, Reason.VERIFYING, verify=verify(1, verdict="inconclusive")))
+        bare.server.publish(hold(number, Reason.VERIFYING, verify=verify(1, verdict="inconclusive")))
     assert bare.samples()["verdicts_total", ("inconclusive",)] == 0
     late = verify(1, verdict="inconclusive")
-    bare.face.publish(hold(5, Reason.INCONCLUSIVE_TOO_LONG, action=Action.REVERT, verify=late))
+    bare.server.publish(hold(5, Reason.INCONCLUSIVE_TOO_LONG, action=Action.REVERT, verify=late))
     assert bare.samples()["verdicts_total", ("inconclusive",)] == 1
 
 
 def test_what_the_twin_said_stands_until_it_is_asked_again_or_the_engine_is_another(bare: Rig) -> None:
-    bare.face.publish(hold(1, twin=twin(), proposal=proposal()))
+    bare.server.publish(hold(1, twin=twin(), proposal=proposal()))
     first = bare.samples()
-    bare.face.publish(hold(2))
+    bare.server.publish(hold(2))
     later = bare.samples()
     error, shares = (
         ("twin_error_ratio", ("p95", "ttft")),
@@ -180,31 +181,31 @@ def test_what_the_twin_said_stands_until_it_is_asked_again_or_the_engine_is_anot
     )
     assert later[error] == first[error] == pytest.approx(0.06)
     assert [later[key] for key in shares] == [first[key] for key in shares] == pytest.approx([0.91, 0.97])
-    bare.face.publish(hold(3, in_force={"step_tokens": 512}))
+    bare.server.publish(hold(3, in_force={"step_tokens": 512}))
     assert not set(shares) & set(bare.samples()), "they were about another setting"
-    bare.face.publish(hold(4, boot_id="b2"))
+    bare.server.publish(hold(4, boot_id="b2"))
     assert error not in bare.samples()
 
 
 def test_what_is_not_known_has_no_sample(bare: Rig) -> None:
-    bare.face.publish(push(1))
-    bare.face.publish(hold(2, observed=None, in_force=None, lease_left_s=None, metrics_age_s=None))
+    bare.server.publish(push(1))
+    bare.server.publish(hold(2, observed=None, in_force=None, lease_left_s=None, metrics_age_s=None))
     names = {name for name, _ in bare.samples()}
     gone = {"lease_left_seconds", "step_age_seconds", "knob", "knee_tokens", "goodput_rps", "twin_error_ratio"}
     assert not names & gone
-    bare.face.publish(hold(3, twin=twin(attainment_error=None)))
+    bare.server.publish(hold(3, twin=twin(attainment_error=None)))
     assert ("attainment_ratio", ("predicted",)) not in bare.samples()
 
 
 def test_a_lease_that_is_over_is_0_never_negative(bare: Rig) -> None:
-    bare.face.publish(hold(1))
+    bare.server.publish(hold(1))
     bare.clock.sleep(1000.0)
     assert bare.samples()["lease_left_seconds", ()] == 0
 
 
 def test_a_store_that_does_not_answer_costs_its_series_alone(bare: Rig) -> None:
     bare.state.close()
-    bare.face.publish(hold(1))
+    bare.server.publish(hold(1))
     found = bare.samples()
     assert ("paused", ()) not in found and found["cycle_number", ()] == 1
     status, shown = bare.json("GET", "/status")
@@ -217,7 +218,7 @@ def test_a_store_that_does_not_answer_costs_its_series_alone(bare: Rig) -> None:
 def test_status_holds_the_whole_record(bare: Rig) -> None:
     status, shown = bare.json("GET", "/status")
     assert status == 200 and shown["last"] is None and shown["schema"] == "rooftune.status"
-    bare.face.publish(push(41))
+    bare.server.publish(push(41))
     wishes.pause(bare.state, "me", "lunch", 1.0)
     bare.clock.sleep(3.0)
     _, shown = bare.json("GET", "/status")
@@ -242,9 +243,9 @@ def test_with_one_only_who_has_it_may(rig: Rig) -> None:
 
 
 def test_a_block_that_was_set_at_the_engine_itself_shows_as_one(rig: Rig) -> None:
-    rig.face.publish(hold(6))
+    rig.server.publish(hold(6))
     assert rig.samples()[("blocked", ())] == 0.0
-    rig.face.publish(hold(7, Reason.BLOCKED_AFTER_REVERT))
+    rig.server.publish(hold(7, Reason.BLOCKED_AFTER_REVERT))
     assert rig.samples()[("blocked", ())] == 1.0
 
 
@@ -304,7 +305,7 @@ def test_odd_requests(rig: Rig) -> None:
 
 @pytest.mark.slow
 def test_bytes_that_are_no_http_and_clients_that_say_nothing_do_no_harm(rig: Rig) -> None:
-    address = ("127.0.0.1", rig.face.port or 0)
+    address = ("127.0.0.1", rig.server.port or 0)
     for data in (b"\x16\x03\x01\x00\xff" * 50, b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", b"\r\n\r\n", b""):
         with closing(socket.create_connection(address, timeout=5)) as client:
             client.sendall(data)
@@ -323,6 +324,14 @@ def test_bytes_that_are_no_http_and_clients_that_say_nothing_do_no_harm(rig: Rig
         pytest.fail("no answer after the silent clients had gone")
 
 
+def test_a_client_that_never_ends_its_request_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_server, "TIMEOUT_S", 0.2)
+    rig = Rig(tmp_path, token=False)
+    with closing(rig), closing(socket.create_connection(("127.0.0.1", rig.server.port or 0), timeout=5)) as client:
+        client.sendall(b"GET /healthz")
+        assert client.recv(10) == b""
+
+
 def test_many_readers_while_the_loop_publishes(bare: Rig) -> None:
     statuses: list[int] = []
 
@@ -333,7 +342,7 @@ def test_many_readers_while_the_loop_publishes(bare: Rig) -> None:
     for thread in threads:
         thread.start()
     for number in range(1, 40):
-        bare.face.publish(push(number))
+        bare.server.publish(push(number))
     for thread in threads:
         thread.join()
     assert statuses.count(200) == 18
@@ -349,26 +358,26 @@ def test_an_address_in_use_and_a_token_file_without_tokens_are_input_errors(tmp_
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         clock, log = ManualClock(), EventLog(io.StringIO())
         with pytest.raises(InputError, match=f"listen is '{listen}'"):
-            Face(ABOUT, state, clock, log, listen, None)
+            StatusServer(ABOUT, state, clock, log, listen, None)
         (tmp_path / "short").write_text("short")
         with pytest.raises(InputError, match="at least 16 characters"):
-            Face(ABOUT, state, clock, log, None, TokenFile(tmp_path / "short"))
+            StatusServer(ABOUT, state, clock, log, None, TokenFile(tmp_path / "short"))
 
 
 def test_without_an_address_there_is_only_the_log(tmp_path: Path) -> None:
     config = Config(engine=EngineSection(url="http://127.0.0.1:8000"), listen=None)
     stream = io.StringIO()
     with StateFile.own(tmp_path) as state:
-        face = Face.of(config, state, ManualClock(), stream)
-        face.publish(hold(1, Reason.SHADOW, mode="shadow"))
-        assert face.port is None and face.actor == f"rooftune/{state.instance}"
-        face.close()
+        server = StatusServer.of(config, state, ManualClock(), stream)
+        server.publish(hold(1, Reason.SHADOW, mode="shadow"))
+        assert server.port is None and server.actor == f"rooftune/{state.instance}"
+        server.close()
     assert "event=cycle cycle=1 action=hold reason=shadow" in stream.getvalue()
 
 
 def test_a_push_names_its_actor(bare: Rig) -> None:
-    bare.face.publish(push(1))
-    bare.face.publish(hold(2, Reason.VERDICT_WORSE, action=Action.REVERT))
+    bare.server.publish(push(1))
+    bare.server.publish(hold(2, Reason.VERDICT_WORSE, action=Action.REVERT))
     pushed, reverted = bare.log.getvalue().splitlines()
     assert "event=push" in pushed and "actor=rooftune/abcd" in pushed and "reason=step_limited" in pushed
     assert "level=warning" in reverted and "event=revert" in reverted and "actor=rooftune/abcd" in reverted
