@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rooftune.tuner.control.outcome import CycleRecord
-from rooftune.tuner.control.state import operator as wishes
+from rooftune.tuner.control.state import operator
 from rooftune.tuner.control.state.store import StateFile
 from tests.cli.controller import filled, rooftune
 from tests.control.cycle_records import hold
@@ -63,7 +63,7 @@ def test_it_is_read_while_the_controller_holds_the_folder(tmp_path: Path, capsys
 
 def test_the_status_in_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with StateFile.visit(folder) as state:
-        wishes.pause(state, "ann", "deploy", 1.0)
+        operator.pause(state, "ann", "deploy", 1.0)
         state.put(hold(10, lease_left_s=None))
     assert rooftune("status", "--state", folder) == 0
     rows = {line.split("  ", 1)[0]: line.split("  ", 1)[1].strip() for line in capsys.readouterr().out.splitlines()}

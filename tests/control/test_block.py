@@ -7,7 +7,7 @@ import pytest
 from rooftune.policies import wire
 from rooftune.policies.guard import Reason
 from rooftune.tuner.control.outcome import Stage
-from rooftune.tuner.control.state import operator as wishes
+from rooftune.tuner.control.state import operator
 from rooftune.tuner.ports.base import PortError, PortFault
 from tests.control.doubles import Rig, options, proposes, rig
 
@@ -35,16 +35,16 @@ def blocked(run: Rig) -> bool:
 def test_a_resume_that_comes_late_leaves_a_block_that_somebody_set_since() -> None:
     run = made()
     run.port.script = out_of_reach
-    ask(run, wishes.resume)
+    ask(run, operator.resume)
     run.run(1)
     run.engine.running.revert(NO)
     run.port.script = None
     run.run(3)
     assert blocked(run) and "resume" not in run.port.calls
     assert run.records[-1].reason is Reason.BLOCKED_AFTER_REVERT and "ask for it again" in run.records[-1].detail
-    ask(run, wishes.resume)
+    ask(run, operator.resume)
     run.run(1)
-    assert not blocked(run) and wishes.pending(run.store) == (None, None)
+    assert not blocked(run) and operator.pending(run.store) == (None, None)
 
 
 def test_a_block_that_comes_while_a_cycle_does_a_resume_stays() -> None:
@@ -57,10 +57,10 @@ def test_a_block_that_comes_while_a_cycle_does_a_resume_stays() -> None:
             run.engine.running.revert(NO)
 
     run = made(after_stage=after)
-    ask(run, wishes.resume)
+    ask(run, operator.resume)
     armed.append(Stage.DECIDE)
     run.run(2)
-    assert blocked(run) and wishes.pending(run.store) == (None, None)
+    assert blocked(run) and operator.pending(run.store) == (None, None)
 
 
 def test_a_revert_that_is_asked_for_while_a_cycle_does_a_resume_wins() -> None:
@@ -69,17 +69,17 @@ def test_a_revert_that_is_asked_for_while_a_cycle_does_a_resume_wins() -> None:
     def after(stage: Stage) -> None:
         if stage in armed:
             armed.clear()
-            ask(run, wishes.ask_revert)
+            ask(run, operator.revert)
 
     run = made(after_stage=after)
     run.engine.running.revert(NO)
     run.run(1)
-    ask(run, wishes.resume)
+    ask(run, operator.resume)
     armed.append(Stage.DECIDE)
     run.run(1)
     assert blocked(run)
     run.run(2)
-    assert blocked(run) and wishes.pending(run.store) == (None, None)
+    assert blocked(run) and operator.pending(run.store) == (None, None)
 
 
 @pytest.mark.parametrize("restart", [False, True])
@@ -88,7 +88,7 @@ def test_a_resume_lifts_the_block_that_was_there_and_none_of_a_later_start(resta
     run.engine.running.revert(NO)
     run.run(1)
     run.port.script = out_of_reach
-    ask(run, wishes.resume)
+    ask(run, operator.resume)
     run.run(1)
     if restart:  # an engine that starts forgets its block; then somebody sets another
         run.engine.start()
@@ -102,8 +102,8 @@ def both_wait() -> Rig:
     """A revert and then a resume, asked for while nobody answers."""
     run = made()
     run.port.script = out_of_reach
-    ask(run, wishes.ask_revert)
-    ask(run, wishes.resume)
+    ask(run, operator.revert)
+    ask(run, operator.resume)
     run.run(1)
     return run
 
@@ -114,7 +114,7 @@ def test_a_revert_and_a_resume_that_both_waited_leave_the_engine_open() -> None:
     run.run(1)
     assert run.records[-1].reason is Reason.BLOCKED_AFTER_REVERT and blocked(run)
     run.run(1)
-    assert not blocked(run) and wishes.pending(run.store) == (None, None)
+    assert not blocked(run) and operator.pending(run.store) == (None, None)
 
 
 def test_a_resume_after_a_revert_that_waited_does_not_lift_what_somebody_blocked_before_it_was_done() -> None:
@@ -122,4 +122,4 @@ def test_a_resume_after_a_revert_that_waited_does_not_lift_what_somebody_blocked
     run.engine.running.revert(NO)
     run.port.script = None
     run.run(3)
-    assert blocked(run) and wishes.pending(run.store)[0] is None
+    assert blocked(run) and operator.pending(run.store)[0] is None

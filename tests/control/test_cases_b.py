@@ -9,7 +9,7 @@ from rooftune.policies.guard import Action, Reason
 from rooftune.policies.slo import Slo, Target
 from rooftune.tuner.control.outcome import CycleRecord
 from rooftune.tuner.control.signals.codes import Signal
-from rooftune.tuner.control.state import operator as wishes
+from rooftune.tuner.control.state import operator
 from rooftune.tuner.observe.protocol import ProtocolReader
 from tests.control.doubles import BOLD, Rig, options, proposes, rig
 from tests.control.live import BOOT, LiveEngine, Traffic
@@ -80,7 +80,7 @@ def test_case_25_a_push_under_which_the_engine_stalls_is_taken_back(meanwhile: s
     run = rig(proposes(step_tokens=512), options=QUICK, deploying=lambda: bool(going))
     run.run(6, until=lambda r: r.action is Action.PUSH)
     if meanwhile == "pause":
-        wishes.pause(run.store, "ann", "lunch", 0.0)
+        operator.pause(run.store, "ann", "lunch", 0.0)
     going += [True] * (meanwhile == "deploy")
     honest = run.port.steps_after
 

@@ -18,7 +18,7 @@ from rooftune.tuner.control.memory import KEY, Memory, Trust, remember
 from rooftune.tuner.control.outcome import CycleRecord, Stage
 from rooftune.tuner.control.searcher.window import engine_of
 from rooftune.tuner.control.signals.codes import Signal
-from rooftune.tuner.control.state import operator as wishes
+from rooftune.tuner.control.state import operator
 from rooftune.tuner.model.drift import Drift
 from rooftune.tuner.model.intervals import DRAWS
 from tests.control.doubles import BOLD, SLO, MemoryStore, Rig, answer_of, options, proposes, rig
@@ -483,17 +483,17 @@ def ask(run: Rig, what: Any) -> None:
 def test_a_pause_keeps_what_is_in_force_and_stops_pushes() -> None:
     run = rig(proposes(step_tokens=512), options=options(search_requests=20))
     run.run(2)
-    ask(run, wishes.pause)
+    ask(run, operator.pause)
     run.run(3)
     assert run.records[-1].reason is Reason.PAUSED and not run.port.moving
     assert run.records[-1].lease_left_s is not None
-    ask(run, wishes.resume)
+    ask(run, operator.resume)
     run.run(2, until=pushed)
     assert pushed(run.records[-1])
 
 
 @pytest.mark.parametrize(
-    ("wish", "reason"), [(wishes.pause, Reason.PAUSED), (wishes.ask_revert, Reason.BLOCKED_AFTER_REVERT)]
+    ("wish", "reason"), [(operator.pause, Reason.PAUSED), (operator.revert, Reason.BLOCKED_AFTER_REVERT)]
 )
 def test_who_says_stop_while_a_cycle_is_under_way_finds_nothing_pushed_by_it(wish: Any, reason: Reason) -> None:
     armed: list[bool] = []
@@ -513,16 +513,16 @@ def test_who_says_stop_while_a_cycle_is_under_way_finds_nothing_pushed_by_it(wis
 def test_a_revert_asked_for_is_done_blocks_and_ends_with_a_resume() -> None:
     run = rig(proposes(step_tokens=512), options=options(search_requests=20))
     run.run(6, until=pushed)
-    ask(run, wishes.ask_revert)
+    ask(run, operator.revert)
     run.run(1)
     assert (run.records[-1].action, run.records[-1].reason) == (Action.REVERT, Reason.BLOCKED_AFTER_REVERT)
     state = run.engine.running.tuning_state()
     assert state.blocked and state.setting() == BOOT
-    assert wishes.pending(run.store) == (None, None)
+    assert operator.pending(run.store) == (None, None)
     calls = run.port.calls.count("push")
     run.run(2)
     assert run.records[-1].reason is Reason.BLOCKED_AFTER_REVERT and run.port.calls.count("push") == calls
-    ask(run, wishes.resume)
+    ask(run, operator.resume)
     run.run(2)
     assert not run.engine.running.tuning_state().blocked
     assert run.records[-1].lease_left_s is not None

@@ -15,7 +15,7 @@ from rooftune.policies.guard import Action, Reason
 from rooftune.tuner.clock import ManualClock
 from rooftune.tuner.config import RetentionSection
 from rooftune.tuner.control.ports import Store
-from rooftune.tuner.control.state import operator as wishes
+from rooftune.tuner.control.state import operator
 from rooftune.tuner.control.state.file import STATE_FILE
 from rooftune.tuner.control.state.store import PRUNE_ROWS, StateFile, StoreError, StoreFault, holder
 from tests.control.cycle_records import START_S, fit, hold, push, verify
@@ -163,10 +163,10 @@ def test_a_visitor_reads_and_writes_while_the_controller_runs(state: StateFile) 
     state.put(hold(1))
     with StateFile.visit(state.path.parent) as visitor:
         assert [record.number for record in visitor.last(5)] == [1]
-        wishes.pause(visitor, "me", "lunch", 1.0)
+        operator.pause(visitor, "me", "lunch", 1.0)
         state.put(hold(2))
         assert [record.number for record in visitor.last(5)] == [2, 1]
-    assert wishes.paused(state)
+    assert operator.read(state).paused
 
 
 def test_threads_share_it(state: StateFile) -> None:

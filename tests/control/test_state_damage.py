@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rooftune.tuner.clock import ManualClock
-from rooftune.tuner.control.state import operator as wishes
+from rooftune.tuner.control.state import operator
 from rooftune.tuner.control.state.file import STATE_FILE
 from rooftune.tuner.control.state.store import StateFile, StoreError, StoreFault
 from tests.control.cycle_records import START_S, push
@@ -140,25 +140,25 @@ def test_a_damaged_file_is_moved_aside_and_a_new_one_begins(tmp_path: Path, how:
 
 def test_the_small_values_of_a_damaged_file_go_over_when_they_can_be_read(tmp_path: Path) -> None:
     with _filled(tmp_path) as state:
-        wishes.ask_revert(state, "me", "bad night", START_S)
+        operator.revert(state, "me", "bad night", START_S)
         instance = state.instance
     _damage(tmp_path / STATE_FILE, "page")
     with StateFile.own(tmp_path) as state:
         assert "went over" in state.notes[0]
-        assert wishes.blocked(state) and not wishes.paused(state)
+        assert operator.read(state).blocked and not operator.read(state).paused
         assert (state.instance, state.next_number()) == (instance, 9)
 
 
 @pytest.mark.parametrize("how", ["header", "text"])
 def test_whoever_cannot_tell_whether_it_was_paused_begins_paused(tmp_path: Path, how: str) -> None:
     with _filled(tmp_path) as state:
-        wishes.pause(state, "me", "lunch", START_S)
+        operator.pause(state, "me", "lunch", START_S)
     _damage(tmp_path / STATE_FILE, how)
     with StateFile.own(tmp_path) as state:
         assert "rooftune resume" in state.notes[0]
-        assert wishes.paused(state)
-        wishes.resume(state, "me", "looked at it", START_S)
-        assert not wishes.paused(state)
+        assert operator.read(state).paused
+        operator.resume(state, "me", "looked at it", START_S)
+        assert not operator.read(state).paused
 
 
 def test_a_second_damage_in_the_same_second_gets_a_name_of_its_own(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from rooftune.policies.guard import Action, Reason
 from rooftune.tuner.clock import ManualClock
 from rooftune.tuner.config import Config, EngineSection, TokenFile
 from rooftune.tuner.control.outcome import SignalPart
-from rooftune.tuner.control.state import operator as wishes
+from rooftune.tuner.control.state import operator
 from rooftune.tuner.control.state.store import StateFile
 from rooftune.tuner.control.status import server as status_server
 from rooftune.tuner.control.status.log import EventLog
@@ -219,7 +219,7 @@ def test_status_holds_the_whole_record(bare: Rig) -> None:
     status, shown = bare.json("GET", "/status")
     assert status == 200 and shown["last"] is None and shown["schema"] == "rooftune.status"
     bare.server.publish(push(41))
-    wishes.pause(bare.state, "me", "lunch", 1.0)
+    operator.pause(bare.state, "me", "lunch", 1.0)
     bare.clock.sleep(3.0)
     _, shown = bare.json("GET", "/status")
     assert shown["last"] == push(41).model_dump(mode="json", by_alias=True)
@@ -231,7 +231,7 @@ def test_without_a_token_file_nothing_is_changed(bare: Rig) -> None:
         for headers in ({}, _bearer()):
             status, said = bare.json("POST", path, {}, **headers)
             assert status == 403 and "token_file" in said["error"]
-    assert wishes.read(bare.state) == wishes.Wishes()
+    assert operator.read(bare.state) == operator.OperatorRequests()
 
 
 def test_with_one_only_who_has_it_may(rig: Rig) -> None:
@@ -239,7 +239,7 @@ def test_with_one_only_who_has_it_may(rig: Rig) -> None:
     for path in ("/pause", "/resume", "/revert"):
         assert rig.ask("POST", path, {})[0] == 401
         assert [rig.ask("POST", path, {}, Authorization=value)[0] for value in wrong] == [401] * len(wrong)
-    assert wishes.read(rig.state) == wishes.Wishes()
+    assert operator.read(rig.state) == operator.OperatorRequests()
 
 
 def test_a_block_that_was_set_at_the_engine_itself_shows_as_one(rig: Rig) -> None:
@@ -252,13 +252,13 @@ def test_a_block_that_was_set_at_the_engine_itself_shows_as_one(rig: Rig) -> Non
 def test_pause_resume_and_revert_leave_their_wishes_with_actor_and_reason(rig: Rig) -> None:
     status, said = rig.json("POST", "/pause", {"actor": "ann", "reason": "deploy"}, **_bearer())
     assert status == 200 and said["asked"] == "pause"
-    asked = wishes.read(rig.state).paused
+    asked = operator.read(rig.state).paused
     assert asked is not None and (asked.actor, asked.reason, asked.id) == ("http:ann", "deploy", said["wish"])
     assert rig.json("POST", "/resume", None, **_bearer())[0] == 202
-    assert not wishes.paused(rig.state)
+    assert not operator.read(rig.state).paused
     status, said = rig.json("POST", "/revert", {}, **_bearer())
-    assert status == 202 and wishes.blocked(rig.state)
-    revert, _ = wishes.pending(rig.state)
+    assert status == 202 and operator.read(rig.state).blocked
+    revert, _ = operator.pending(rig.state)
     assert revert is not None and revert.id == said["wish"]
     assert [line.split()[2] for line in rig.log.getvalue().splitlines()] == [
         "event=pause",
@@ -300,7 +300,7 @@ ODD: list[tuple[str, str, bytes | None, int]] = [
 def test_odd_requests(rig: Rig) -> None:
     for method, path, body, status in ODD:
         assert rig.ask(method, path, body, **_bearer())[0] == status, (method, path, body)
-    assert not wishes.paused(rig.state)
+    assert not operator.read(rig.state).paused
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from rooftune.policies.guard import Action, Reason
 from rooftune.policies.request import Setting
 from rooftune.tuner.control.memory import KEY, Memory
 from rooftune.tuner.control.outcome import CycleRecord
-from rooftune.tuner.control.state import operator as wishes
+from rooftune.tuner.control.state import operator
 from rooftune.tuner.control.state.file import StoreError, StoreFault
 from rooftune.tuner.ports.base import PortError, PortFault
 from tests.control.doubles import BOLD, Rig, options, proposes, rig
@@ -101,7 +101,7 @@ def test_a_renewal_that_fails_is_the_reason_of_the_cycle(fault: PortFault) -> No
 def test_a_revert_asked_for_is_done_although_the_engine_cannot_be_read(call: str) -> None:
     run = on_trial()
     run.port.script = failing(PortFault.GARBAGE, call)
-    wishes.ask_revert(run.store, "ann", "a bad night", 0.0)
+    operator.revert(run.store, "ann", "a bad night", 0.0)
     run.run(1)
     record = run.records[-1]
     assert (record.action, record.reason) == (Action.REVERT, Reason.BLOCKED_AFTER_REVERT)
@@ -120,7 +120,7 @@ def test_a_revert_asked_for_is_done_although_the_engine_cannot_be_read(call: str
 def test_a_revert_asked_for_that_nobody_answers_is_done_when_somebody_does() -> None:
     run = on_trial()
     run.port.script = failing(PortFault.UNREACHABLE, "state", "revert")
-    wishes.ask_revert(run.store, "ann", "a bad night", 0.0)
+    operator.revert(run.store, "ann", "a bad night", 0.0)
     run.run(1)
     assert (run.records[-1].action, run.records[-1].reason) == (Action.HOLD, Reason.UNREACHABLE)
     assert "was not done" in run.records[-1].detail and run.setting == FITTING

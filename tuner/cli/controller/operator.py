@@ -13,8 +13,8 @@ from rooftune.tuner.cli.controller.client import add_state_flags, ask, read_conf
 from rooftune.tuner.cli.flags.values import parse_duration
 from rooftune.tuner.clock import Clock, SystemClock
 from rooftune.tuner.config import Config
-from rooftune.tuner.control.state import operator as wishes
-from rooftune.tuner.control.state.operator import Wish
+from rooftune.tuner.control.state import operator
+from rooftune.tuner.control.state.operator import OperatorRequest
 from rooftune.tuner.control.state.store import StateFile, holder
 from rooftune.tuner.ports.base import Port
 from rooftune.tuner.ports.http import HttpPort
@@ -23,7 +23,7 @@ MAX_REASON = 200
 ENGINE_TOKEN = "ROOFTUNE_ENGINE_TOKEN_FILE"
 
 
-def add_wish_flags(parser: argparse.ArgumentParser, *, engine: bool) -> None:
+def add_request_flags(parser: argparse.ArgumentParser, *, engine: bool) -> None:
     """Flags of a command that asks for something; engine: also straight at the engine."""
     parser.add_argument("--reason", metavar="TEXT", default="by hand", help="why, for logs and history")
     add_state_flags(parser)
@@ -50,7 +50,7 @@ def reason_of(arguments: argparse.Namespace) -> str:
 
 
 class Desk:
-    """The state folder that a wish goes to. pid: of the controller that runs on it, None when none does."""
+    """The state folder that a request goes to. pid: of the controller that runs on it, None when none does."""
 
     def __init__(self, arguments: argparse.Namespace, clock: Clock | None = None) -> None:
         self.config: Config | None = read_config(arguments)
@@ -58,29 +58,29 @@ class Desk:
         self.clock = clock or SystemClock()
         self.pid = holder(self.folder)
 
-    def write(self, act: Callable[[StateFile, str, str, float], Wish], reason: str) -> Wish:
-        """Leave the wish in the folder, whether or not a controller runs."""
+    def write(self, act: Callable[[StateFile, str, str, float], OperatorRequest], reason: str) -> OperatorRequest:
+        """Leave the request in the folder, whether or not a controller runs."""
         with StateFile.visit(self.folder, self.clock, create=True) as state:
             return act(state, actor(), reason, self.clock.wall_s())
 
-    def note_done(self, wish: Wish) -> None:
-        """The wish was done straight at the engine: the next controller need not do it again.
+    def note_done(self, request: OperatorRequest) -> None:
+        """The request was done straight at the engine: the next controller need not do it again.
 
         Unless an earlier revert still waits for that controller: it blocks the engine, and what ends the block must
         come after it.
         """
         with StateFile.visit(self.folder, self.clock) as state:
-            revert, _ = wishes.pending(state)
-            if revert is None or revert.id == wish.id:
-                wishes.done(state, wish)
+            revert, _ = operator.pending(state)
+            if revert is None or revert.id == request.id:
+                operator.mark_done(state, request)
 
-    def wait_done(self, wish: Wish, wait_s: float) -> bool:
+    def wait_done(self, request: OperatorRequest, wait_s: float) -> bool:
         """Whether the controller did it within ``wait_s`` seconds."""
         until_s = self.clock.now_s() + wait_s
         with StateFile.visit(self.folder, self.clock) as state:
-            while not wishes.is_done(state, wish):
+            while not operator.is_done(state, request):
                 if self.clock.now_s() >= until_s or holder(self.folder) is None:
-                    return wishes.is_done(state, wish)
+                    return operator.is_done(state, request)
                 self.clock.sleep(0.25)
         return True
 
@@ -117,7 +117,7 @@ engine too. exit codes: 0 done, 1 refused or no controller to do it, 2 usage or 
 
 def _pause_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of ``pause``."""
-    add_wish_flags(parser, engine=False)
+    add_request_flags(parser, engine=False)
 
 
 def pause(arguments: argparse.Namespace) -> int:
@@ -128,7 +128,7 @@ def pause(arguments: argparse.Namespace) -> int:
         print("paused; go on with: rooftune resume --face URL")
         return 0
     desk = Desk(arguments)
-    desk.write(wishes.pause, reason)
+    desk.write(operator.pause, reason)
     who = f"the controller (pid {desk.pid})" if desk.pid else "no controller runs; the next one"
     print(f"paused: {who} pushes nothing until: rooftune resume")
     return 0
@@ -139,7 +139,7 @@ PAUSE = Command("pause", "let the controller watch only, until resume", _pause_f
 
 def _resume_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of ``resume``."""
-    add_wish_flags(parser, engine=True)
+    add_request_flags(parser, engine=True)
 
 
 def resume(arguments: argparse.Namespace) -> int:
@@ -153,14 +153,14 @@ def resume(arguments: argparse.Namespace) -> int:
         print("asked; the controller resumes in its next cycle")
         return 0
     desk = Desk(arguments)
-    wish = desk.write(wishes.resume, reason)
+    request = desk.write(operator.resume, reason)
     if desk.pid:
         print(f"resumed: the controller (pid {desk.pid}) may push again from its next cycle on")
     elif desk.config is not None:
         engine = desk.config.engine
         port = engine_port(engine.url, arguments.token_file or engine.token_file, engine.ca_file)
         done = resume_engine(port, reason)
-        desk.note_done(wish)
+        desk.note_done(request)
         print(f"resumed: {done}")
     else:
         print("resumed: no controller runs; the next one begins without a pause and lifts the block that is known here")
@@ -173,7 +173,7 @@ RESUME = Command("resume", "allow pushes again after a pause or a revert", _resu
 def _revert_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of ``revert``."""
     parser.epilog = REVERT_EPILOG
-    add_wish_flags(parser, engine=True)
+    add_request_flags(parser, engine=True)
     parser.add_argument("--wait", metavar="TIME", default="60s", help="longest wait for the controller (default 60s)")
 
 
@@ -192,9 +192,9 @@ def revert(arguments: argparse.Namespace) -> int:
 
 
 def _revert_by_folder(desk: Desk, arguments: argparse.Namespace, reason: str, wait_s: float) -> int:
-    wish = desk.write(wishes.ask_revert, reason)
+    request = desk.write(operator.revert, reason)
     if desk.pid is not None:
-        if desk.wait_done(wish, wait_s):
+        if desk.wait_done(request, wait_s):
             print(f"reverted by the controller (pid {desk.pid}); blocked until: rooftune resume")
             return 0
         late = f"the controller (pid {desk.pid}) has not done it within {arguments.wait}"
@@ -203,7 +203,7 @@ def _revert_by_folder(desk: Desk, arguments: argparse.Namespace, reason: str, wa
     if desk.config is not None:
         engine = desk.config.engine
         done = revert_engine(engine_port(engine.url, arguments.token_file or engine.token_file, engine.ca_file), reason)
-        desk.note_done(wish)
+        desk.note_done(request)
         print(f"reverted: {done}; blocked until: rooftune resume --config {arguments.config}")
         return 0
     print(

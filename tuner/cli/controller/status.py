@@ -12,8 +12,8 @@ from rooftune.tuner.cli.controller.client import add_state_flags, ask, read_conf
 from rooftune.tuner.clock import SystemClock
 from rooftune.tuner.control.explain.explain import knobs, seconds, share
 from rooftune.tuner.control.outcome import CycleRecord
-from rooftune.tuner.control.state import operator as wishes
-from rooftune.tuner.control.state.operator import Wish, Wishes
+from rooftune.tuner.control.state import operator
+from rooftune.tuner.control.state.operator import OperatorRequests
 from rooftune.tuner.control.state.store import StateFile, holder
 
 SCHEMA = "rooftune.status"
@@ -43,14 +43,14 @@ def _from_folder(arguments: argparse.Namespace) -> dict[str, Any]:
     folder = state_folder(arguments, read_config(arguments))
     with StateFile.visit(folder) as state:
         latest = state.last(1)
-        asked = wishes.read(state)
+        requests = operator.read(state)
         instance = state.instance
     record = latest[0] if latest else None
     # A wall clock may jump: an age is at least 0 and only a hint.
     since_s = None if record is None else max(0.0, SystemClock().wall_s() - record.started_at_s)
     return {
         "schema": SCHEMA, "version": 1, "instance": instance, "pid": holder(folder), "since_cycle_s": since_s,
-        "wishes": asked.model_dump(mode="json"),
+        "wishes": requests.model_dump(mode="json"),
         "last": None if record is None else record.model_dump(mode="json", by_alias=True),
     }  # fmt: skip
 
@@ -59,14 +59,16 @@ def _lines(document: dict[str, Any]) -> list[str]:
     found = document.get("wishes") or {}
     unread = found.get("error") if isinstance(found, dict) else None  # the controller cannot read them either
     try:
-        asked = Wishes.model_validate_json(json.dumps({} if unread else found))
+        requests = OperatorRequests.model_validate_json(json.dumps({} if unread else found))
         last = document.get("last")
         record = None if last is None else CycleRecord.model_validate_json(json.dumps(last))
     except ValidationError:
         raise UnreachableError("the status cannot be read; use matching releases of rooftune") from None
     since_s = document.get("since_cycle_s")
     rows = [("controller", _who(document))]
-    rows += [(word, _wish(wish)) for word, wish in (("paused", asked.paused), ("blocked", asked.blocked)) if wish]
+    for word, request in (("paused", requests.paused), ("blocked", requests.blocked)):
+        if request is not None:
+            rows.append((word, f"by {request.actor}: {request.reason}"))
     rows += [("wishes", str(unread))] if unread else []
     if record is None:
         rows.append(("cycle", "none has been written down yet"))
@@ -84,10 +86,6 @@ def _who(document: dict[str, Any]) -> str:
         )
     pid = document.get("pid")
     return f"{document.get('instance')} runs (pid {pid})" if pid else f"{document.get('instance')} does not run"
-
-
-def _wish(wish: Wish) -> str:
-    return f"by {wish.actor}: {wish.reason}"
 
 
 def _record(record: CycleRecord, since_s: float) -> list[tuple[str, str]]:

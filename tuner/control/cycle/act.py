@@ -25,7 +25,7 @@ from rooftune.tuner.control.memory import Trial, knobs_of, setting_of
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.outcome import RecordParts
 from rooftune.tuner.control.ports import Store
-from rooftune.tuner.control.state import operator as wishes
+from rooftune.tuner.control.state import operator
 from rooftune.tuner.control.state.file import StoreError
 from rooftune.tuner.ports.base import Port, PortError
 
@@ -39,54 +39,55 @@ class Asked:
     def do(self, sight: Sighting, draft: Draft) -> Decision | None:
         """What is to do; the cycle's end where that is a revert, whether or not it could be done."""
         if sight.revert is not None:
-            wish = sight.revert
-            sent = self._revert(wish)
+            request = sight.revert
+            sent = self._revert(request)
             if sent.reason is not None:
                 return Decision(Action.HOLD, sent.reason, detail=f"the revert asked for was not done: {sent.detail}")
             self._trials.stopped(sight.seen.reading, sight.day)
             if sent.revision is not None and not sight.seen.state.blocked:
-                wishes.made_block(self._store, sight.seen.state.boot_id, sent.revision, wish)
-            wishes.done(self._store, wish)
+                operator.note_own_block(self._store, sight.seen.state.boot_id, sent.revision, request)
+            operator.mark_done(self._store, request)
             draft.put(in_force=knobs_of(sight.seen.boot), lease_left_s=None, revision=sent.revision)
-            return Decision(Action.REVERT, Reason.BLOCKED_AFTER_REVERT, detail=f"asked for by {wish.actor}")
+            return Decision(Action.REVERT, Reason.BLOCKED_AFTER_REVERT, detail=f"asked for by {request.actor}")
         if sight.resume is not None:
             draft.note(self._resumed(sight, sight.resume))
         return None
 
-    def _resumed(self, sight: Sighting, wish: wishes.Wish) -> str:
+    def _resumed(self, sight: Sighting, request: operator.OperatorRequest) -> str:
         """What came of a resume. Where no block was seen none is lifted: one may have come since."""
         state = sight.seen.state
-        if wishes.pending(self._store) != (None, wish):
+        if operator.pending(self._store) != (None, request):
             return ""  # the operator asked for something else since this cycle looked
         if state.blocked:
-            if not wishes.lifts(self._store, wish, state.boot_id, state.revision):
-                return f"{wish.actor} asked for a resume before this block was known, so it stands: ask for it again"
-            sent = send(self._port, wire.ResumeRequest(actor=_text(wish.actor), reason=_text(wish.reason)))
+            if not operator.lifts(self._store, request, state.boot_id, state.revision):
+                return f"{request.actor} asked for a resume before this block was known, so it stands: ask for it again"
+            sent = send(self._port, wire.ResumeRequest(actor=_text(request.actor), reason=_text(request.reason)))
             if sent.reason is not None:
                 return f"resume: {sent.detail}"
-        wishes.done(self._store, wish)
-        return f"resumed for {wish.actor}"
+        operator.mark_done(self._store, request)
+        return f"resumed for {request.actor}"
 
     def revert(self, draft: Draft) -> Decision | None:
         """The revert that a person asked for, in a cycle that failed before it came to it: it needs no rows, no model
         and no judgement. None when there is none, or it could not be done either."""
         try:
-            wish, _ = wishes.pending(self._store)
+            request, _ = operator.pending(self._store)
         except StoreError:
             return None
-        if wish is None:
+        if request is None:
             return None
-        sent = self._revert(wish)
+        sent = self._revert(request)
         if sent.reason is not None:
             draft.note(f"the revert asked for was not done: {sent.detail}")
             return None
         draft.put(in_force=None, lease_left_s=None, revision=sent.revision)
         with suppress(StoreError):  # then it is done once more, which changes nothing
-            wishes.done(self._store, wish)
-        return Decision(Action.REVERT, Reason.BLOCKED_AFTER_REVERT, detail=f"asked for by {wish.actor}")
+            operator.mark_done(self._store, request)
+        return Decision(Action.REVERT, Reason.BLOCKED_AFTER_REVERT, detail=f"asked for by {request.actor}")
 
-    def _revert(self, wish: wishes.Wish) -> Sent:
-        return send(self._port, wire.RevertRequest(actor=_text(wish.actor), reason=_text(wish.reason), block=True))
+    def _revert(self, request: operator.OperatorRequest) -> Sent:
+        actor, reason = _text(request.actor), _text(request.reason)
+        return send(self._port, wire.RevertRequest(actor=actor, reason=reason, block=True))
 
 
 def _text(words: str) -> str:
@@ -117,9 +118,9 @@ class Actor:
 
     def act(self, sight: Sighting, found: Found, decision: Decision, draft: Draft) -> Decision:
         """Does what was decided; a refusal or a fault becomes the reason of the cycle. Raises StoreError."""
-        wished = self._asked.do(sight, draft)
-        if wished is not None:
-            return wished
+        done = self._asked.do(sight, draft)
+        if done is not None:
+            return done
         if not self._options.live:
             return decision
         if decision.action is Action.PUSH:
@@ -173,10 +174,10 @@ class Actor:
 
     def _stopped(self, revision: int) -> Sent | None:
         """What a person asked for since this cycle looked: who was told "nothing is pushed" finds nothing pushed."""
-        asked = wishes.read(self._store)
-        if asked.blocked is None and asked.paused is None:
+        requested = operator.read(self._store)
+        if requested.blocked is None and requested.paused is None:
             return None
-        reason = Reason.PAUSED if asked.blocked is None else Reason.BLOCKED_AFTER_REVERT
+        reason = Reason.PAUSED if requested.blocked is None else Reason.BLOCKED_AFTER_REVERT
         return Sent(revision, reason, "asked for just before the push")
 
     # --- back ---

@@ -24,7 +24,7 @@ from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.outcome import Figures
 from rooftune.tuner.control.ports import Store
 from rooftune.tuner.control.signals.find import find_signals, freeze_of
-from rooftune.tuner.control.state import operator as wishes
+from rooftune.tuner.control.state import operator
 from rooftune.tuner.observe.protocol import Reading
 from rooftune.tuner.observe.rows import StepRows
 from rooftune.tuner.observe.window import Window
@@ -52,8 +52,8 @@ class Sighting:
     figures: Figures
     paused: bool
     blocked: bool
-    revert: wishes.Wish | None
-    resume: wishes.Wish | None
+    revert: operator.OperatorRequest | None
+    resume: operator.OperatorRequest | None
     deploying: bool
     freeze: Reason | None
     since_push_s: float
@@ -115,9 +115,9 @@ class Sight:
         self._before = seen
         self._count_shadow(now_s)
         if state.blocked:
-            wishes.saw_block(self._store, state.boot_id, state.revision)
-        wished = wishes.read(self._store)
-        revert, resume = wishes.pending(self._store)
+            operator.note_block(self._store, state.boot_id, state.revision)
+        requested = operator.read(self._store)
+        revert, resume = operator.pending(self._store)
         measured = figures(seen.requests, seen.slo, seen.span_s)
         lease = state.lease
         draft.put(
@@ -137,8 +137,8 @@ class Sight:
             seen=seen,
             standing=standing,
             figures=measured,
-            paused=wished.paused is not None,
-            blocked=wished.blocked is not None or state.blocked,
+            paused=requested.paused is not None,
+            blocked=requested.blocked is not None or state.blocked,
             revert=revert,
             resume=resume,
             deploying=self._deploying(),

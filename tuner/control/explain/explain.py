@@ -13,7 +13,7 @@ from rooftune.tuner.control.outcome import (
     VerifyPart,
 )
 
-# What the guard (or the cycle before it) said: completes "held: ..." or "reverted: ...".
+# What the guard (or the cycle before it) decided: completes "held: ..." or "reverted: ...".
 MEANING: dict[Reason, str] = {
     Reason.METRICS_STALE: "the newest step is too old to judge anything by",
     Reason.ENGINE_RESTARTED: "the engine restarted and runs its boot setting; learning starts over",
@@ -217,16 +217,16 @@ def _decided(record: CycleRecord) -> str:
     meaning = MEANING[record.reason]
     detail = f" ({record.detail})" if record.detail else ""
     if record.action is Action.PUSH and record.pushed is not None:
-        said = f"pushed {knobs(record.pushed)}: {meaning}"
+        decision = f"pushed {knobs(record.pushed)}: {meaning}"
     elif record.action is Action.REVERT:
-        said = f"took the push back: {meaning}"
+        decision = f"took the push back: {meaning}"
     elif record.would_push is not None:
-        said = f"held; live mode would push {knobs(record.would_push)}: {meaning}"
+        decision = f"held; live mode would push {knobs(record.would_push)}: {meaning}"
     elif record.reason in BEFORE_GUARD:
-        said = f"held before the guard had anything to decide: {meaning}"
+        decision = f"held before the guard had anything to decide: {meaning}"
     else:
-        said = f"held: {meaning}"
-    return f"Guard: {said}{detail}{_verdict(record.verify)}."
+        decision = f"held: {meaning}"
+    return f"Guard: {decision}{detail}{_verdict(record.verify)}."
 
 
 def _verdict(verify: VerifyPart | None) -> str:

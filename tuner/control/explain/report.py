@@ -45,10 +45,10 @@ def report_of(records: list[CycleRecord], engine: str) -> str:
     if not records:
         return "\n".join([*lines, "No cycle was made.", ""])
     lines += [*_summary(records), "", "## Pushes", "", *_pushes(records), "", "## Outcomes", "", *_outcomes(records)]
-    told = [record for record in records if record.action is not Action.HOLD or _kept(record)]
-    if told:
+    explained = [record for record in records if record.action is not Action.HOLD or _kept(record)]
+    if explained:
         lines += ["", "## Why", ""]
-        for record in told:
+        for record in explained:
             lines += [f"### Cycle {record.number}", "", *(f"- {line}" for line in explain(record)), ""]
     return "\n".join(lines).rstrip() + "\n"
 

@@ -21,7 +21,7 @@ from rooftune.tuner.observe.rows import RequestRows, StepRows
 
 Rule = Callable[[View], Iterator[SignalPart]]
 
-# In the order in which a person should read them: what stops everything first.
+# In the order in which to read them: what stops everything first.
 RULES: tuple[Rule, ...] = (
     signals_pressure.hung,
     signals_pressure.stalled,

@@ -27,7 +27,7 @@ FOLLOW_RATIO = 3.0
 
 
 def chunking(view: View) -> Iterator[Finding]:
-    """Prompts that run whole: bypassed, off, or switched off by the kind of model; told by envelope and records."""
+    """Prompts that run whole: bypassed, off, or switched off by the kind of model, judged by envelope and records."""
     steps = view.steps
     tail_s = _tail_s(view)
     if view.state.envelope.chunking:
@@ -47,12 +47,12 @@ def chunking(view: View) -> Iterator[Finding]:
     usual_s = float(np.median(steps.duration_s[plain]))
     longest_s = quantile(steps.duration_s[with_prompt], 0.99)
     if longest_s >= WHOLE_PROMPT_RATIO * usual_s:
-        code = Signal.CHUNKING_OFF_BY_MODEL if _chunks_were_asked_for(view) else Signal.CHUNKING_OFF
+        code = Signal.CHUNKING_OFF_BY_MODEL if _chunks_were_requested(view) else Signal.CHUNKING_OFF
         largest = float(np.max(steps.prefill_tokens))
         yield finding(code, step_s=longest_s, decode_step_s=usual_s, prompt_tokens=largest, gap_p99_s=tail_s)
 
 
-def _chunks_were_asked_for(view: View) -> bool:
+def _chunks_were_requested(view: View) -> bool:
     """With chunking off on purpose an engine's budget holds its longest prompt and there is no cap; else it was not
     the operator who switched it off (vLLM: encoder-decoder models, no KV cache, attention that is not causal)."""
     envelope = view.state.envelope

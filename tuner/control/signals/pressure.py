@@ -12,7 +12,7 @@ KV_FULL = 0.95
 KV_FULL_SHARE = 0.1
 # One preemption is an accident.
 MIN_PREEMPTIONS = 3
-# A stall is told after as many steps as a prompt of ordinary length takes.
+# A stall is reported after as many steps as a prompt of ordinary length takes.
 STALL_STEPS = 20
 # No step for this long, and for many times the longest one, while requests are there.
 HUNG_S = 10.0

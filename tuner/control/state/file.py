@@ -54,14 +54,14 @@ def fault_of(error: sqlite3.Error) -> StoreFault:
 
 
 def store_error(error: sqlite3.Error, path: Path) -> StoreError:
-    """One line with file, what sqlite said, and the remedy."""
+    """One line with file, sqlite's message, and the remedy."""
     fault = fault_of(error)
     return StoreError(fault, f"state file {str(path)!r}: {error}; {_REMEDIES[fault]}")
 
 
 @contextmanager
-def told(path: Path) -> Iterator[None]:
-    """Whatever sqlite complains about inside is a StoreError."""
+def store_errors(path: Path) -> Iterator[None]:
+    """Every sqlite error inside becomes a StoreError."""
     try:
         yield
     except sqlite3.Error as error:
@@ -97,10 +97,10 @@ def connect(path: Path, *, busy_s: float = BUSY_S) -> sqlite3.Connection:
 
     Raises StoreError, also for a damaged file; InputError for one of another release or of something else.
     """
-    with told(path):
+    with store_errors(path):
         connection = sqlite3.connect(path, timeout=busy_s, isolation_level=None, check_same_thread=False)
     try:
-        with told(path):
+        with store_errors(path):
             _prepare(connection, path)
     except BaseException:
         connection.close()
@@ -158,7 +158,7 @@ def _pragma(connection: sqlite3.Connection, name: str) -> int:
 
 
 def is_sound(path: Path) -> bool:
-    """False when the file is damaged. Raises StoreError when that cannot be told now."""
+    """False when the file is damaged. Raises StoreError when that cannot be checked now."""
     try:
         with closing(sqlite3.connect(path, timeout=BUSY_S)) as connection:
             return bool(connection.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok")

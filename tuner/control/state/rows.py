@@ -65,8 +65,8 @@ def unpack(number: int, blob: bytes) -> CycleRecord:
         text = zlib.decompressobj().decompress(blob, MAX_RECORD_BYTES)
         return CycleRecord.model_validate_json(text)
     except (zlib.error, ValidationError) as error:
-        said = " ".join(str(error).split())[:120]
-        message = f"cycle {number} cannot be read from the state file ({said}); pass it over with --last"
+        why = " ".join(str(error).split())[:120]
+        message = f"cycle {number} cannot be read from the state file ({why}); pass it over with --last"
         raise StoreError(StoreFault.DAMAGED, message) from None
 
 

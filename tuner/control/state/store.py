@@ -16,7 +16,7 @@ from rooftune.policies.errors import InputError
 from rooftune.tuner.clock import Clock, SystemClock
 from rooftune.tuner.config import RetentionSection
 from rooftune.tuner.control.outcome import CycleRecord
-from rooftune.tuner.control.state import operator as wishes
+from rooftune.tuner.control.state import operator
 from rooftune.tuner.control.state.file import (
     STATE_FILE,
     StoreError,
@@ -26,7 +26,7 @@ from rooftune.tuner.control.state.file import (
     keep_all,
     move_aside,
     salvage,
-    told,
+    store_errors,
     transaction,
 )
 from rooftune.tuner.control.state.lock import FolderLock, holder
@@ -53,7 +53,7 @@ DAY_S = 86_400.0
 class StateFile:
     """Implements ``Store`` of cycle/ports.py. Any thread may call it; every method may raise StoreError.
 
-    notes: what a person should hear about the opening (a damaged file moved aside), one line each.
+    notes: what an operator should know about the opening (a damaged file moved aside), one line each.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class StateFile:
             value = make(None if row is None else str(row[0]))
             connection.execute("INSERT OR REPLACE INTO kept VALUES (?, ?)", (key, value))
 
-    # --- for people ------------------------------------------------------------------------------
+    # --- history --------------------------------------------------------------------------------
 
     def pushes(self, count: int, before: int | None = None) -> list[PushRow]:
         """Pushes with what was predicted and observed, newest first."""
@@ -242,12 +242,12 @@ class StateFile:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        with self._guard, told(self.path):
+        with self._guard, store_errors(self.path):
             yield self._connection
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        with self._guard, told(self.path), transaction(self._connection):
+        with self._guard, store_errors(self.path), transaction(self._connection):
             yield self._connection
 
     def _one(self, query: str, *values: Any) -> tuple[Any, ...] | None:
@@ -269,9 +269,9 @@ def _open_or_begin(path: Path, clock: Clock) -> tuple[sqlite3.Connection, list[s
     connection = connect(path)
     note = f"state file {str(path)!r} was damaged; it is now {str(aside)!r} and a new one begins"
     try:
-        with told(path):
+        with store_errors(path):
             if kept is None:
-                keep_all(connection, {wishes.KEY: wishes.paused_after_damage(clock.wall_s())})
+                keep_all(connection, {operator.KEY: operator.paused_after_damage(clock.wall_s())})
                 note += ", paused because the old file may have been; rooftune resume lifts it"
             else:
                 keep_all(connection, kept)

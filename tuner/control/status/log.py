@@ -21,7 +21,7 @@ class Level(IntEnum):
     ERROR = 40
 
 
-# What a person has to mend before the controller can work at all.
+# An operator has to correct these before the controller can work at all.
 _ERRORS: frozenset[Reason] = frozenset({Reason.UNAUTHORIZED, Reason.NO_PROTOCOL, Reason.STORE_FAILED, Reason.STALLED})
 _WARNINGS: frozenset[Reason] = frozenset(
     {

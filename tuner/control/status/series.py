@@ -11,7 +11,7 @@ from rooftune.policies.errors import UnreachableError
 from rooftune.policies.guard import Action, Reason
 from rooftune.tuner.control.outcome import CycleRecord
 from rooftune.tuner.control.ports import Store
-from rooftune.tuner.control.state import operator as wishes
+from rooftune.tuner.control.state import operator
 from rooftune.tuner.control.status.view import Glance, View
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -33,7 +33,7 @@ class Series(Collector):
     def collect(self) -> Iterator[Metric]:
         seen = self._view.glance()
         yield from self._about(seen)
-        yield from self._wishes(seen.record)
+        yield from self._requested(seen.record)
         yield from _counters(seen)
         if seen.record is not None:
             yield from _latest(seen.record, seen.since_s)
@@ -49,15 +49,15 @@ class Series(Collector):
         yield _gauge("ready", "1 while the engine is read in each cycle.", float(seen.ready))
         yield _gauge("since_cycle_seconds", "Time since the latest cycle ended.", seen.since_s)
 
-    def _wishes(self, record: CycleRecord | None) -> Iterator[Metric]:
+    def _requested(self, record: CycleRecord | None) -> Iterator[Metric]:
         try:
-            asked = wishes.read(self._store)
+            requests = operator.read(self._store)
         except UnreachableError:  # the store does not answer: not known
             return
-        yield _gauge("paused", "1 while a person has paused it.", float(asked.paused is not None))
+        yield _gauge("paused", "1 while an operator has paused it.", float(requests.paused is not None))
         # Also one that was set at the engine itself.
-        blocked = asked.blocked is not None or (record is not None and record.reason is Reason.BLOCKED_AFTER_REVERT)
-        yield _gauge("blocked", "1 after a revert by a person, until a resume.", float(blocked))
+        blocked = requests.blocked is not None or (record is not None and record.reason is Reason.BLOCKED_AFTER_REVERT)
+        yield _gauge("blocked", "1 after a revert by an operator, until a resume.", float(blocked))
 
 
 def _counters(seen: Glance) -> Iterator[Metric]:

@@ -40,7 +40,7 @@ TIMEOUT_S = 5.0  # of a connection, from its start to the end of its answer
 BACKLOG = 16
 STATUS_SCHEMA = "rooftune.status"
 STATUS_VERSION = 1
-_COMMANDS = {"pause": operator.pause, "resume": operator.resume, "revert": operator.ask_revert}
+_COMMANDS = {"pause": operator.pause, "resume": operator.resume, "revert": operator.revert}
 
 
 class CommandBody(Part):

@@ -98,7 +98,7 @@ def _counted(before: Counts, record: CycleRecord) -> Counts:
     sums = dict(before.stage_sum_s)
     for stage, took_s in record.took_s.items():
         sums[stage] = sums.get(stage, 0.0) + took_s
-    # A trial is looked at in every cycle; its verdict is the look with which it ended.
+    # A trial is judged in every cycle; its verdict is the one with which it ended.
     ended = record.verify is not None and (record.verify.verdict == "better" or record.action is Action.REVERT)
     verdict: Counter[str] = Counter([str(record.verify.verdict)] if record.verify and ended else [])
     return Counts(

@@ -14,7 +14,7 @@ from rooftune.policies.errors import UnreachableError
 from rooftune.tuner.cli.controller import client
 from rooftune.tuner.clock import SystemClock
 from rooftune.tuner.config import TokenFile
-from rooftune.tuner.control.state import operator as wishes
+from rooftune.tuner.control.state import operator
 from rooftune.tuner.control.state.store import StateFile
 from rooftune.tuner.control.status.log import EventLog
 from rooftune.tuner.control.status.server import StatusServer
@@ -48,9 +48,9 @@ def running(tmp_path: Path) -> Iterator[StateFile]:
         yield state
 
 
-def _folder(tmp_path: Path) -> wishes.Wishes:
+def _folder(tmp_path: Path) -> operator.OperatorRequests:
     with StateFile.visit(tmp_path / "s") as state:
-        return wishes.read(state)
+        return operator.read(state)
 
 
 # --- the state folder -----------------------------------------------------------------------------
@@ -62,7 +62,7 @@ def test_a_pause_without_a_controller_makes_the_next_one_begin_paused(
     assert rooftune("pause", "--state", tmp_path / "s", "--reason", "deploy") == 0
     assert "no controller runs; the next one pushes nothing until" in capsys.readouterr().out
     with StateFile.own(tmp_path / "s") as state:
-        asked = wishes.read(state).paused
+        asked = operator.read(state).paused
         assert asked is not None and asked.reason == "deploy" and asked.actor.startswith("operator/")
     assert rooftune("resume", "--state", tmp_path / "s") == 0
     assert _folder(tmp_path).paused is None
@@ -72,9 +72,9 @@ def test_pause_and_resume_reach_the_controller_that_runs(
     tmp_path: Path, running: StateFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert rooftune("pause", "--state", tmp_path / "s") == 0
-    assert wishes.paused(running)
+    assert operator.read(running).paused
     assert rooftune("resume", "--state", tmp_path / "s") == 0
-    assert not wishes.paused(running) and wishes.pending(running)[1] is not None
+    assert not operator.read(running).paused and operator.pending(running)[1] is not None
     assert "pid" in capsys.readouterr().out
 
 
@@ -82,16 +82,16 @@ def test_a_revert_waits_until_the_controller_has_done_it(
     tmp_path: Path, running: StateFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def loop() -> None:
-        while (wish := wishes.pending(running)[0]) is None:
+        while (request := operator.pending(running)[0]) is None:
             threading.Event().wait(0.02)
-        wishes.done(running, wish)
+        operator.mark_done(running, request)
 
     thread = threading.Thread(target=loop, daemon=True)
     thread.start()
     assert rooftune("revert", "--state", tmp_path / "s", "--wait", "30s") == 0
     thread.join(10)
     assert "reverted by the controller" in capsys.readouterr().out
-    assert wishes.blocked(running)
+    assert operator.read(running).blocked
 
 
 def test_a_revert_that_nobody_does_says_so_and_names_the_way_without_a_controller(
@@ -99,7 +99,7 @@ def test_a_revert_that_nobody_does_says_so_and_names_the_way_without_a_controlle
 ) -> None:
     assert rooftune("revert", "--state", tmp_path / "s", "--wait", "50ms") == 3
     assert "rooftune revert --engine URL" in capsys.readouterr().out
-    assert wishes.pending(running)[0] is not None  # it stays a wish
+    assert operator.pending(running)[0] is not None  # it stays a request
     running.close()
     assert rooftune("revert", "--state", tmp_path / "s") == 1
     assert "no controller runs" in capsys.readouterr().out
@@ -139,11 +139,11 @@ def test_without_a_controller_a_configuration_is_enough(
         config.write_text(f"engine: {{url: '{engine.url}', token_file: token}}\nstate: s\n")
         assert rooftune("revert", "--config", config) == 0
         with StateFile.visit(tmp_path / "s") as state:  # blocked, but there is nothing left to do at the engine
-            assert wishes.blocked(state) and wishes.pending(state) == (None, None)
+            assert operator.read(state).blocked and operator.pending(state) == (None, None)
         assert rooftune("resume", "--config", config) == 0
         assert [head.split()[0] for head, _ in engine.asked] == ["DELETE", "POST"]
     with StateFile.visit(tmp_path / "s") as state:
-        assert not wishes.blocked(state) and wishes.pending(state) == (None, None)
+        assert not operator.read(state).blocked and operator.pending(state) == (None, None)
 
 
 def test_a_resume_after_a_revert_that_still_waits_is_done_after_it(
@@ -156,8 +156,8 @@ def test_a_resume_after_a_revert_that_still_waits_is_done_after_it(
         config.write_text(f"engine: {{url: '{engine.url}', token_file: token}}\nstate: s\n")
         assert rooftune("resume", "--config", config) == 0
     with StateFile.visit(tmp_path / "s") as state:
-        revert, resume = wishes.pending(state)
-        assert revert is not None and resume is not None and not wishes.blocked(state)
+        revert, resume = operator.pending(state)
+        assert revert is not None and resume is not None and not operator.read(state).blocked
 
 
 @pytest.mark.parametrize(
@@ -194,10 +194,10 @@ def test_all_of_it_over_http(
 ) -> None:
     url = f"http://127.0.0.1:{server.port}"
     assert rooftune("pause", "--face", url, "--token-file", token, "--reason", "x") == 0
-    assert wishes.paused(running)
+    assert operator.read(running).paused
     assert rooftune("resume", "--face", url, "--token-file", token) == 0
     assert rooftune("revert", "--face", url, "--token-file", token) == 0
-    assert wishes.blocked(running)
+    assert operator.read(running).blocked
     capsys.readouterr()
     assert rooftune("status", "--face", url) == 0
     said = capsys.readouterr().out
@@ -206,10 +206,10 @@ def test_all_of_it_over_http(
     assert json.loads(capsys.readouterr().out)["last"]["number"] == 3
 
 
-def test_the_status_over_http_when_the_wishes_cannot_be_read(
+def test_the_status_over_http_when_the_requests_cannot_be_read(
     running: StateFile, server: StatusServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    running.keep(wishes.KEY, "{")
+    running.keep(operator.KEY, "{")
     assert rooftune("status", "--face", f"http://127.0.0.1:{server.port}") == 0
     assert "operator requests in the state file cannot be read" in capsys.readouterr().out
 
