@@ -179,6 +179,7 @@ class StatusServer:
     def publish(self, record: CycleRecord) -> None:
         """Show a cycle that has ended; never raises."""
         self._view.publish(record)
+        self._series.count(record)
         self._log.write(self._clock.wall_s(), level_of(record), outcome_fields(record, self._about.actor))
 
     def log_event(self, event: str, text: str, level: Level = Level.INFO) -> None:
