@@ -123,6 +123,6 @@ class Flight:
             gap_count=self.gaps.count,
             longest_gap_s=self.gaps.longest_s,
             preemptions=preemptions,
-            finished=self.finished,
+            ended=self.finished,
             gap_over=tuple(sum(self.gaps.over[bound + 1 :]) for bound in range(len(self.gaps.bounds_s))),
         )

@@ -5,10 +5,11 @@ thread (or by whatever ``deliver_with`` names); they must be quick and must not 
 engine's own monotonic clock.
 """
 
+from collections import namedtuple
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from rooftune.engine.step import GREEDY, ModelFacts, Sampling
 from rooftune.policies import wire
@@ -89,55 +90,18 @@ Sink = Callable[[TokenEvent], None]
 Deliver = Callable[[Iterable[tuple[Sink, TokenEvent]]], None]
 
 
-class StepRecord(NamedTuple):
-    """One step as it ran: a row of ``wire.StepColumns``, units there. (A tuple: it is made in every step.)
-
-    duration_s: taking arrivals to publishing, so that records in a row add up to the time they took.
-    """
-
-    step: int
-    start_s: float
-    duration_s: float
-    budget_tokens: int
-    prefill_tokens: int
-    decode_tokens: int
-    sequences: int
-    prefills: int
-    decode_context_tokens: int
-    prefill_context_tokens: int
-    attention_work: float
-    partial_prefills: int
-    running: int
-    waiting: int
-    kv_used: float
-    preemptions: int
-    revision: int
-
-    @property
-    def computed_tokens(self) -> int:
-        """Prefill and decode tokens together."""
-        return self.prefill_tokens + self.decode_tokens
+# One step as it ran. A tuple, because one is made in every step: a frozen dataclass takes five times as long.
+if TYPE_CHECKING:
+    StepRecord: TypeAlias = wire.Step[int, float, float]
+else:
+    StepRecord = namedtuple("StepRecord", wire.STEP_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
-class RequestRecord:
-    """One request that has ended: a row of ``wire.RequestColumns``, units there. None: that instant was not reached.
+class RequestRecord(wire.Request[int, float, float | None, FinishReason]):
+    """One request that has ended. gap_over: gaps strictly above each of the engine's gap bounds."""
 
-    gap_over: gaps strictly above each of the engine's gap bounds. finished: why it ended.
-    """
-
-    sequence: int
-    arrival_s: float
-    scheduled_s: float | None
-    ttft_s: float | None
     finish_s: float
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    gap_count: int
-    longest_gap_s: float | None
-    preemptions: int
-    finished: FinishReason
     gap_over: tuple[int, ...]
 
     @property

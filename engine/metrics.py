@@ -156,7 +156,7 @@ class Metrics(Collector):
 
     def on_finished(self, record: RequestRecord) -> None:
         with self._lock:
-            self._ended[record.finished] += 1
+            self._ended[record.ended] += 1
             if record.tpot_s is not None:
                 self._tpot.add((record.tpot_s,))
 
@@ -177,7 +177,7 @@ class Metrics(Collector):
         while self._steps_heard:
             record = self._steps_heard.popleft()
             context_tokens = record.decode_context_tokens + record.prefill_context_tokens
-            self._steps.add(record.computed_tokens, context_tokens, record.duration_s)
+            self._steps.add(record.prefill_tokens + record.decode_tokens, context_tokens, record.duration_s)
             self._prefill_tokens += record.prefill_tokens
             self._decode_tokens += record.decode_tokens
 

@@ -36,11 +36,6 @@ _ENDED = {
     FinishReason.CANCELLED: "aborted",
     FinishReason.FAILED: "failed",
 }
-_STEP_COLUMNS = StepRecord._fields
-_REQUEST_COLUMNS = (
-    "sequence", "arrival_s", "scheduled_s", "ttft_s", "finish_s", "prompt_tokens", "cached_tokens", "output_tokens",
-    "gap_count", "longest_gap_s", "preemptions",
-)  # fmt: skip
 
 
 class Ring(Generic[T]):
@@ -248,13 +243,13 @@ class TuningDesk:
 
     def steps_after(self, after: int) -> wire.StepColumns:
         rows, common = self._read(self._steps, after)
-        columns: dict[str, Any] = {name: tuple(map(attrgetter(name), rows)) for name in _STEP_COLUMNS}
+        columns: dict[str, Any] = {name: tuple(map(attrgetter(name), rows)) for name in wire.STEP_COLUMNS}
         return wire.StepColumns(**common, **columns)
 
     def requests_after(self, after: int) -> wire.RequestColumns:
         rows, common = self._read(self._requests, after)
-        columns: dict[str, Any] = {name: tuple(map(attrgetter(name), rows)) for name in _REQUEST_COLUMNS}
-        columns["ended"] = tuple(_ENDED[row.finished] for row in rows)
+        columns: dict[str, Any] = {name: tuple(map(attrgetter(name), rows)) for name in wire.REQUEST_COLUMNS}
+        columns["ended"] = tuple(_ENDED[row.ended] for row in rows)
         columns["gap_bounds_s"] = self._gap_bounds_s
         columns["gap_over"] = tuple(
             tuple(row.gap_over[bound] for row in rows) for bound in range(len(self._gap_bounds_s))

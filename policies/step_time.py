@@ -120,8 +120,8 @@ def step_cost(
     computed_tokens: int,
     sequences: int,
     decodes: int,
-    context_decode_tokens: float,
-    context_prefill_tokens: float,
+    decode_context_tokens: float,
+    prefill_context_tokens: float,
     attention_work: float,
 ) -> float:
     """Duration of one step in seconds; the last entry of a table by tokens or sequences holds for all beyond it.
@@ -133,7 +133,7 @@ def step_cost(
             cost.formula,
             float(computed_tokens),
             float(sequences),
-            context_decode_tokens + context_prefill_tokens,
+            decode_context_tokens + prefill_context_tokens,
             attention_work,
         )
     last = len(cost.base_s) - 1
@@ -145,21 +145,21 @@ def step_cost(
         total_s += cost.sequences_s[sequences if sequences < last else last]
     if len(cost.attention.prefill_tokens) > 0:
         total_s += attention_time(
-            cost.attention, computed_tokens - decodes, decodes, context_decode_tokens, attention_work
+            cost.attention, computed_tokens - decodes, decodes, decode_context_tokens, attention_work
         )
     return float(
         total_s
-        + cost.kv_decode_s * context_decode_tokens
-        + cost.kv_prefill_s * context_prefill_tokens
+        + cost.kv_decode_s * decode_context_tokens
+        + cost.kv_prefill_s * prefill_context_tokens
         + cost.attention_s * attention_work
     )
 
 
 def attention_time(
-    table: AttentionTable, prefill_tokens: int, decodes: int, context_decode_tokens: float, attention_work: float
+    table: AttentionTable, prefill_tokens: int, decodes: int, decode_context_tokens: float, attention_work: float
 ) -> float:
     """Attention of one step in seconds, never below 0; the arguments are those of ``step_cost``."""
-    context = context_decode_tokens / decodes if decodes > 0 else 0.0
+    context = decode_context_tokens / decodes if decodes > 0 else 0.0
     decode, decode_share = _place(table.decodes, float(decodes))
     kv, kv_share = _place(table.decode_context, context)
     if prefill_tokens == 0:

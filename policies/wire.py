@@ -6,8 +6,10 @@ Times without another word are seconds on the engine's monotonic clock; ``now_s`
 """
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
@@ -30,11 +32,66 @@ Tokens = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Seconds = Annotated[float, Field(ge=0.0, le=MAX_SECONDS)]
 Duration = Annotated[float, Field(ge=0.0, le=3600.0)]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Counts = Annotated[tuple[Count, ...], Field(max_length=MAX_ROWS)]
 Times = Annotated[tuple[Seconds, ...], Field(max_length=MAX_ROWS)]
 MaybeTimes = Annotated[tuple[Seconds | None, ...], Field(max_length=MAX_ROWS)]
+Shares = Annotated[tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...], Field(max_length=MAX_ROWS)]
+Ends = Annotated[tuple[Literal["finished", "failed", "aborted"], ...], Field(max_length=MAX_ROWS)]
+
+# Kinds of columns. A record of the engine holds one value in each column, a message a tuple, the controller an array.
+Whole = TypeVar("Whole")
+Real = TypeVar("Real")
+Fraction = TypeVar("Fraction")  # 0..1
+Instant = TypeVar("Instant")  # s; nothing (None, NaN) when it was not reached
+End = TypeVar("End")  # how a request ended
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Generic[Whole, Real, Fraction]):
+    """The columns of a step, declared here for the engine, the wire and the controller. What was computed is counted,
+    not what was wanted."""
+
+    step: Whole  # its number since the start of the engine
+    start_s: Real
+    duration_s: Real  # taking arrivals to publishing, so that steps in a row add up to the time they took
+    budget_tokens: Whole  # what it was allowed
+    prefill_tokens: Whole
+    decode_tokens: Whole
+    sequences: Whole  # requests that it computed for, prefills and decodes
+    prefills: Whole
+    decode_context_tokens: Whole  # KV entries that decodes read
+    prefill_context_tokens: Whole  # KV entries before the prefill chunks
+    attention_work: Real  # token pairs: sum over prefill chunks of chunk x (already computed + chunk / 2)
+    partial_prefills: Whole  # running requests with prompt tokens left
+    running: Whole
+    waiting: Whole
+    kv_used: Fraction  # of the KV blocks
+    preemptions: Whole  # in this step
+    revision: Whole  # of the setting that it ran under
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Generic[Whole, Real, Instant, End]):
+    """The columns of a request that has ended; beside them every side keeps ``gap_over``, a row of counts for each
+    request or for each gap bound."""
+
+    sequence: Whole  # its place in the order of ends
+    arrival_s: Real
+    scheduled_s: Instant  # first scheduling
+    ttft_s: Instant  # from arrival to first token
+    finish_s: Instant
+    prompt_tokens: Whole
+    cached_tokens: Whole  # prompt tokens that the prefix cache spared at its first admission
+    output_tokens: Whole
+    gap_count: Whole
+    longest_gap_s: Instant
+    preemptions: Whole
+    ended: End
+
+
+STEP_COLUMNS = tuple(field.name for field in fields(Step))
+REQUEST_COLUMNS = tuple(field.name for field in fields(Request))
 
 
 class Wire(BaseModel):
@@ -314,26 +371,22 @@ class Columns(Message):
             raise ValueError("next must not lie before after")
 
 
-class StepColumns(Columns):
-    """GET /tuning/v1/steps. budget_tokens: what the step was allowed; context apart for decodes and prefills."""
+def _with_columns(record: type[Step[Any, Any, Any] | Request[Any, Any, Any, Any]], kinds: Mapping[Any, Any]) -> Any:
+    """``Columns`` and a column for each field of a record."""
+    columns: dict[str, Any] = {field.name: (kinds[field.type], ...) for field in fields(record)}
+    return create_model(record.__name__, __base__=Columns, **columns)
 
-    step: Counts
-    start_s: Times
-    duration_s: Times
-    budget_tokens: Counts
-    prefill_tokens: Counts
-    decode_tokens: Counts
-    sequences: Counts
-    prefills: Counts
-    decode_context_tokens: Counts
-    prefill_context_tokens: Counts
-    attention_work: Times
-    partial_prefills: Counts
-    running: Counts
-    waiting: Counts
-    kv_used: Annotated[tuple[Share, ...], Field(max_length=MAX_ROWS)]
-    preemptions: Counts
-    revision: Counts
+
+if TYPE_CHECKING:  # the same columns for a type checker, which cannot follow a model that is made
+    _Steps: TypeAlias = Step[Counts, Times, Shares]
+    _Requests: TypeAlias = Request[Counts, Times, MaybeTimes, Ends]
+else:
+    _Steps = _with_columns(Step, {Whole: Counts, Real: Times, Fraction: Shares})
+    _Requests = _with_columns(Request, {Whole: Counts, Real: Times, Instant: MaybeTimes, End: Ends})
+
+
+class StepColumns(_Steps, Columns):  # type: ignore[misc]  # both are frozen, each in its own way
+    """GET /tuning/v1/steps. budget_tokens: what the step was allowed; context apart for decodes and prefills."""
 
     @model_validator(mode="after")
     def _rows(self) -> "StepColumns":
@@ -341,25 +394,13 @@ class StepColumns(Columns):
         return self
 
 
-class RequestColumns(Columns):
+class RequestColumns(_Requests, Columns):  # type: ignore[misc]  # as above
     """GET /tuning/v1/requests: finished, failed and aborted requests in the order of their end.
 
     Null: that instant was not reached. gap_over: for each of gap_bounds_s (ascending) a row of n counts, the
     request's gaps strictly above that bound.
     """
 
-    sequence: Counts
-    arrival_s: Times
-    scheduled_s: MaybeTimes
-    ttft_s: MaybeTimes
-    finish_s: MaybeTimes
-    prompt_tokens: Counts
-    cached_tokens: Counts
-    output_tokens: Counts
-    gap_count: Counts
-    longest_gap_s: MaybeTimes
-    preemptions: Counts
-    ended: Annotated[tuple[Literal["finished", "failed", "aborted"], ...], Field(max_length=MAX_ROWS)]
     gap_bounds_s: Annotated[tuple[Duration, ...], Field(max_length=MAX_GAP_BOUNDS)] = ()
     gap_over: Annotated[tuple[Counts, ...], Field(max_length=MAX_GAP_BOUNDS)] = ()
 

@@ -128,7 +128,7 @@ class TokenClock:
             gap_count=count,
             longest_gap_s=gaps_s[-1] if gaps_s else None,
             preemptions=preemptions,
-            finished=why(status.name, bool(stops) and output_tokens > 0),
+            ended=why(status.name, bool(stops) and output_tokens > 0),
             gap_over=tuple(count - bisect_right(gaps_s, bound_s) for bound_s in self._bounds_s),
         )
 

@@ -1,7 +1,7 @@
 """A step-time table: what real engines do between the formula's two straight parts.
 
-    step_time_s = table(computed_tokens) + sequence_s * sequences + kv_decode_s * context_decode_tokens
-                + kv_prefill_s * context_prefill_tokens + attention_s * attention_work
+    step_time_s = table(computed_tokens) + sequence_s * sequences + kv_decode_s * decode_context_tokens
+                + kv_prefill_s * prefill_context_tokens + attention_s * attention_work
 
 The table never falls, is linear between its knots and beyond the last goes on at the rate of its last two
 doublings. Kernels run one after the other, so reading context and prefill attention add to the dense layers instead
@@ -73,8 +73,8 @@ class StepTable:
         return (
             self.base_s(samples.computed_tokens)
             + self.sequence_s * samples.sequences
-            + self.kv_decode_s * samples.context_decode_tokens
-            + self.kv_prefill_s * samples.context_prefill_tokens
+            + self.kv_decode_s * samples.decode_context_tokens
+            + self.kv_prefill_s * samples.prefill_context_tokens
             + self.attention_s * samples.attention_work
         )
 
@@ -94,8 +94,8 @@ def fit_table(samples: StepSamples, formula: StepModel) -> StepTable:
     increments = np.cumsum(rows[:, ::-1], axis=1)[:, ::-1]
     extra = (
         samples.sequences,
-        samples.context_decode_tokens,
-        samples.context_prefill_tokens,
+        samples.decode_context_tokens,
+        samples.prefill_context_tokens,
         samples.attention_work,
     )
     design = np.concatenate([increments, np.stack(extra, axis=1)], axis=1) / samples.duration_s[:, None]

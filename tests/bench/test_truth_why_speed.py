@@ -31,7 +31,7 @@ def test_only_mixed_steps_of_like_content_are_compared() -> None:
     other = _steps([63, 63, 30, 30, 0, 0], [4, 4, 2, 2, 1, 1], [10, 10, 50, 50, 7, 7])
     ratio, kinds = like_steps(one, other)
     assert ratio == pytest.approx(0.9) and kinds == 1
-    farther = replace(other, context_decode_tokens=other.context_decode_tokens * 1.5)
+    farther = replace(other, decode_context_tokens=other.decode_context_tokens * 1.5)
     with pytest.raises(InputError, match="like content"):
         like_steps(one, farther)
 

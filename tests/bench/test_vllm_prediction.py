@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rooftune.policies import wire
 from rooftune.policies.errors import RefusedError
 from rooftune.policies.quantiles import weighted_quantile
 from rooftune.policies.request import Boot, FloatArray, Setting
@@ -76,7 +77,7 @@ def rows_of(run: RunResult, traffic: Traffic) -> tuple[StepRows, RequestRows]:
     columns = [np.array(column) for column in zip(*rows, strict=True)]
     names = StepRows.__dataclass_fields__
     steps = StepRows(**{
-        name: column.astype(np.float64 if "float64" in str(kind.type) else np.int64)
+        name: column.astype(np.int64 if kind.type is wire.Whole else np.float64)
         for (name, kind), column in zip(names.items(), columns, strict=True)
     })  # fmt: skip
     found, order = run.outcomes, np.argsort(run.outcomes.finish_s, kind="stable")

@@ -78,8 +78,8 @@ def like_steps(one: StepSamples, other: StepSamples) -> tuple[float, int]:
 
 
 def _kinds(steps: StepSamples) -> dict[tuple[int, ...], list[float]]:
-    decode = _bins(steps.context_decode_tokens, ALIKE_DECODE)
-    prefix = _bins(steps.context_prefill_tokens, ALIKE_PREFIX)
+    decode = _bins(steps.decode_context_tokens, ALIKE_DECODE)
+    prefix = _bins(steps.prefill_context_tokens, ALIKE_PREFIX)
     found: dict[tuple[int, ...], list[float]] = defaultdict(list)
     for row in np.flatnonzero(steps.prefill_tokens > 0):
         content = (steps.computed_tokens[row], steps.sequences[row], decode[row], prefix[row])

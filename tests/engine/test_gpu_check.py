@@ -29,7 +29,7 @@ def test_a_dry_run_measures_every_kind_of_step_and_fits_them(
     steps = read_steps(tmp_path / "steps.csv")
     assert len(steps) == 2 * 2 * len(kinds)  # two rounds of two steps each
     assert set(steps.computed_tokens) == {kind.computed_tokens for kind in kinds}
-    rows = zip(steps.prefill_tokens, steps.context_prefill_tokens, steps.attention_work, strict=True)
+    rows = zip(steps.prefill_tokens, steps.prefill_context_tokens, steps.attention_work, strict=True)
     assert all(work == pytest.approx(chunk * (prior + chunk / 2)) for chunk, prior, work in rows)
     assert max(steps.attention_work) > 0.0
     by_tokens = [median(steps.duration_s[steps.prefill_tokens == tokens]) for tokens in (16, 512)]

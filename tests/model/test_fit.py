@@ -134,7 +134,7 @@ def test_decode_only_traffic_does_not_give_a_knee() -> None:
         empty = np.zeros(len(steps))
         only = replace(
             steps, prefill_tokens=empty, decode_tokens=total, sequences=total,
-            context_prefill_tokens=empty, attention_work=empty,
+            prefill_context_tokens=empty, attention_work=empty,
         )  # fmt: skip
         only = replace(
             only, duration_s=predict(TRUTH, only) * np.exp(0.05 * np.random.default_rng(seed).normal(size=2000))
@@ -147,7 +147,7 @@ def test_decode_only_traffic_does_not_give_a_knee() -> None:
 def test_without_variation_in_context_its_price_is_unknown() -> None:
     steps = make_steps(TRUTH, seed=1)
     empty = np.zeros(len(steps))
-    flat = replace(steps, context_decode_tokens=empty, context_prefill_tokens=empty, duration_s=empty + 1.0)
+    flat = replace(steps, decode_context_tokens=empty, prefill_context_tokens=empty, duration_s=empty + 1.0)
     fit = fit_steps(
         replace(flat, duration_s=predict(TRUTH, flat) * np.exp(0.1 * np.random.default_rng(1).normal(size=2000)))
     )

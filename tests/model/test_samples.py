@@ -15,7 +15,7 @@ from rooftune.policies.errors import InputError
 from rooftune.policies.step_time import NAMED_MODELS
 from rooftune.tuner.bench.knee_fit import make_steps
 from rooftune.tuner.model.reservoir import Reservoir, stratum_of
-from rooftune.tuner.model.sample_file import read_steps, write_steps
+from rooftune.tuner.model.sample_file import FILE_COLUMNS, read_steps, write_steps
 from rooftune.tuner.model.samples import COLUMNS, StepSamples, join, split_alternating
 
 STEPS = make_steps(NAMED_MODELS["8b-2tbs"], seed=3, steps=400)
@@ -74,7 +74,7 @@ def test_json_lines_hold_the_same_names(tmp_path: Path) -> None:
         read_steps(path)
 
 
-HEAD = ",".join(COLUMNS)
+HEAD = ",".join(FILE_COLUMNS)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +90,7 @@ HEAD = ",".join(COLUMNS)
         (HEAD + "\n0.01,0,nan,1,5,0,0\n", "finite"),
         (HEAD + "\n,0,1,1,5,0,0\n", "duration_s"),
         (HEAD + "\n12000,0,1,1,5,0,0\n", "duration_s"),
+        (HEAD + "\n0.01,0,1,1,-5,0,0\n", "context_decode_tokens of step 0"),
     ],
 )
 def test_a_broken_file_is_refused_and_the_message_names_the_place(tmp_path: Path, text: str, named: str) -> None:

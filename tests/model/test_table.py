@@ -109,8 +109,8 @@ def test_the_twin_prices_a_step_as_the_table_predicts_it() -> None:
             int(steps.computed_tokens[row]),
             int(steps.sequences[row]),
             int(steps.decode_tokens[row]),
-            float(steps.context_decode_tokens[row]),
-            float(steps.context_prefill_tokens[row]),
+            float(steps.decode_context_tokens[row]),
+            float(steps.prefill_context_tokens[row]),
             float(steps.attention_work[row]),
         )
         assert priced_s == pytest.approx(float(steps.duration_s[row]), rel=1e-9)

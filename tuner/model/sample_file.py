@@ -26,6 +26,9 @@ from rooftune.tuner.model.samples import COLUMNS, StepSamples
 
 FORMAT = "rooftune-steps"
 VERSION = 1
+# Files keep the names of version 1, whatever the columns are called inside.
+_NAMES = {"decode_context_tokens": "context_decode_tokens", "prefill_context_tokens": "context_prefill_tokens"}
+FILE_COLUMNS = tuple(_NAMES.get(name, name) for name in COLUMNS)
 MAX_TEXT_BYTES = 256 * 1024 * 1024
 _MARKER = f"# {FORMAT} {VERSION}"
 _SWEEP_COLUMNS = ("dur_ms", "prefill", "decode", "prefill_reqs", "ctx_decode", "ctx_prefill", "att")
@@ -43,7 +46,7 @@ def read_steps(path: str | Path) -> StepSamples:
 def write_steps(path: str | Path, samples: StepSamples) -> None:
     """Write the CSV form (gzip when the name ends in .gz), whole or not at all. Raises what ``write_whole`` raises."""
     rows = np.stack([getattr(samples, name) for name in COLUMNS], axis=1)
-    lines = [_MARKER, ",".join(COLUMNS), *(",".join(f"{value:.12g}" for value in row) for row in rows)]
+    lines = [_MARKER, ",".join(FILE_COLUMNS), *(",".join(f"{value:.12g}" for value in row) for row in rows)]
     data = ("\n".join(lines) + "\n").encode()
     write_whole(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
 
@@ -78,17 +81,17 @@ def _parse_csv(text: str, where: str) -> StepSamples:
             head = next(lines)
         names = [name.strip() for name in head]
         sweep = "dur_ms" in names
-        wanted = _SWEEP_COLUMNS if sweep else COLUMNS
+        wanted = _SWEEP_COLUMNS if sweep else FILE_COLUMNS
         missing = [name for name in wanted if name not in names]
         if missing:
             raise InputError(f"{where}: column {missing[0]!r} is missing; the columns are {', '.join(wanted)}")
-        if not sweep and len(names) != len(COLUMNS):
-            extra = [name for name in names if name not in COLUMNS] or names
-            raise InputError(f"{where}: column {extra[0]!r} is unknown or double; keep {', '.join(COLUMNS)}")
+        if not sweep and len(names) != len(FILE_COLUMNS):
+            extra = [name for name in names if name not in FILE_COLUMNS] or names
+            raise InputError(f"{where}: column {extra[0]!r} is unknown or double; keep {', '.join(FILE_COLUMNS)}")
         places = [names.index(name) for name in wanted]
         rows = list(_csv_rows(lines, wanted, places, len(names), where))
     except StopIteration:
-        raise InputError(f"{where} has no head line; the columns are {', '.join(COLUMNS)}") from None
+        raise InputError(f"{where} has no head line; the columns are {', '.join(FILE_COLUMNS)}") from None
     except csv.Error as error:
         raise InputError(f"{where} is not CSV: {error}; write one step a line") from error
     return _from_sweep(rows, where) if sweep else _checked(rows, where)
@@ -121,9 +124,9 @@ def _json_rows(text: str, where: str) -> list[list[float]]:
             if item != {"format": FORMAT, "version": VERSION}:
                 raise InputError(f"{where} line {number}: format must be {FORMAT!r} and version {VERSION}")
             continue
-        if not isinstance(item, dict) or set(item) != set(COLUMNS):
-            raise InputError(f"{where} line {number}: keys must be exactly {', '.join(COLUMNS)}")
-        rows.append([_number(item[name], f"{where} line {number}, {name}") for name in COLUMNS])
+        if not isinstance(item, dict) or set(item) != set(FILE_COLUMNS):
+            raise InputError(f"{where} line {number}: keys must be exactly {', '.join(FILE_COLUMNS)}")
+        rows.append([_number(item[name], f"{where} line {number}, {name}") for name in FILE_COLUMNS])
     return rows
 
 
@@ -142,11 +145,13 @@ def _number(value: object, what: str) -> float:
 def _checked(rows: list[list[float]], where: str) -> StepSamples:
     if not rows:
         raise InputError(f"{where} holds no steps; give a file with at least one")
-    table = np.array(rows, dtype=np.float64)
     try:
-        return StepSamples(*(table[:, place] for place in range(len(COLUMNS))))
+        return StepSamples(*np.array(rows, dtype=np.float64).T)
     except InputError as error:
-        raise InputError(f"{where}: {error}") from None
+        problem = str(error)
+        for name, in_file in _NAMES.items():
+            problem = problem.replace(name, in_file)
+        raise InputError(f"{where}: {problem}") from None
 
 
 def _from_sweep(rows: list[list[float]], where: str) -> StepSamples:

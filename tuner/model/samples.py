@@ -23,7 +23,7 @@ class StepSamples:
     duration_s: wall time of the step, above 0, at most an hour.
     prefill_tokens, decode_tokens: tokens the step really computed, together at least 1.
     sequences: requests in the step, at least 1 and at most the computed tokens.
-    context_decode_tokens, context_prefill_tokens: KV entries read by decodes and by the prefixes of chunks.
+    decode_context_tokens, prefill_context_tokens: KV entries read by decodes and by the prefixes of chunks.
     attention_work: sum over prefill chunks of chunk x (already computed + chunk / 2).
 
     Raises InputError that names the column, the row, the value and the bound.
@@ -33,8 +33,8 @@ class StepSamples:
     prefill_tokens: FloatArray
     decode_tokens: FloatArray
     sequences: FloatArray
-    context_decode_tokens: FloatArray
-    context_prefill_tokens: FloatArray
+    decode_context_tokens: FloatArray
+    prefill_context_tokens: FloatArray
     attention_work: FloatArray
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class StepSamples:
     @property
     def context_tokens(self) -> FloatArray:
         """KV entries read, by decodes and by the prefixes of prefill chunks, shape (n,)."""
-        return self.context_decode_tokens + self.context_prefill_tokens
+        return self.decode_context_tokens + self.prefill_context_tokens
 
     def select(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> "StepSamples":
         """The rows of a mask or of indices, in that order."""

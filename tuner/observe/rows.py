@@ -4,7 +4,7 @@ Times are seconds on the engine's own monotonic clock; an instant that was not r
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from rooftune.policies import wire
 from rooftune.policies.errors import InputError
 from rooftune.policies.outcomes import Outcomes
-from rooftune.tuner.model.samples import StepSamples
+from rooftune.tuner.model.samples import COLUMNS, StepSamples
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -26,9 +26,12 @@ _ENDS = {"finished": FINISHED, "failed": FAILED, "aborted": ABORTED}
 class Rows:
     """Columns of one length; a subclass is a frozen dataclass of arrays."""
 
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
     def select(self, rows: BoolArray | IntArray) -> Self:
         """The rows of a mask or of indices, in that order."""
-        return type(self)(**{name: value[rows] for name, value in self._columns()}, **self._others())
+        return self._with({name: getattr(self, name)[rows] for name in self._arrays()})
 
     @classmethod
     def join(cls, parts: Iterable[Self]) -> Self:
@@ -36,40 +39,20 @@ class Rows:
         listed = list(parts)
         if not listed:
             raise InputError("no rows to join; give at least one part")
-        names = [name for name, _ in listed[0]._columns()]
-        joined = {name: np.concatenate([getattr(part, name) for part in listed]) for name in names}
-        return cls(**joined, **listed[0]._others())
+        first = listed[0]
+        return first._with({name: np.concatenate([getattr(part, name) for part in listed]) for name in first._arrays()})
 
-    def _columns(self) -> list[tuple[str, npt.NDArray[Any]]]:
-        pairs = [(field.name, getattr(self, field.name)) for field in fields(self)]  # type: ignore[arg-type]  # a dataclass
-        return [(name, value) for name, value in pairs if isinstance(value, np.ndarray)]
+    def _arrays(self) -> list[str]:
+        names = [field.name for field in fields(self)]  # type: ignore[arg-type]  # a dataclass
+        return [name for name in names if isinstance(getattr(self, name), np.ndarray)]
 
-    def _others(self) -> dict[str, Any]:
-        pairs = [(field.name, getattr(self, field.name)) for field in fields(self)]  # type: ignore[arg-type]  # a dataclass
-        return {name: value for name, value in pairs if not isinstance(value, np.ndarray)}
+    def _with(self, columns: dict[str, npt.NDArray[Any]]) -> Self:
+        return replace(self, **columns)  # type: ignore[type-var]  # a dataclass
 
 
 @dataclass(frozen=True, eq=False)
-class StepRows(Rows):
-    """Columns of ``wire.StepColumns``, shape (n,) each, in the order of steps."""
-
-    step: IntArray
-    start_s: FloatArray
-    duration_s: FloatArray
-    budget_tokens: IntArray
-    prefill_tokens: IntArray
-    decode_tokens: IntArray
-    sequences: IntArray
-    prefills: IntArray
-    decode_context_tokens: IntArray
-    prefill_context_tokens: IntArray
-    attention_work: FloatArray
-    partial_prefills: IntArray
-    running: IntArray
-    waiting: IntArray
-    kv_used: FloatArray
-    preemptions: IntArray
-    revision: IntArray
+class StepRows(Rows, wire.Step[IntArray, FloatArray, FloatArray]):
+    """Steps by column, shape (n,) each, in their order."""
 
     def __len__(self) -> int:
         return len(self.step)
@@ -85,45 +68,25 @@ class StepRows(Rows):
     @classmethod
     def from_wire(cls, page: wire.StepColumns) -> "StepRows":
         """The rows of one answer."""
-        return cls(**{field.name: _array(getattr(page, field.name), field.type) for field in fields(cls)})
+        return cls(**_arrays(wire.Step, page))
 
     @classmethod
     def none(cls) -> "StepRows":
-        return cls(**{field.name: _array((), field.type) for field in fields(cls)})
+        return cls(**_arrays(wire.Step))
 
     def samples(self) -> StepSamples:
         """For the fit: the steps that computed something and took time."""
         kept = self.select((self.computed_tokens > 0) & (self.duration_s > 0.0) & (self.sequences > 0))
-        return StepSamples(
-            duration_s=kept.duration_s,
-            prefill_tokens=_floats(kept.prefill_tokens),
-            decode_tokens=_floats(kept.decode_tokens),
-            sequences=_floats(kept.sequences),
-            context_decode_tokens=_floats(kept.decode_context_tokens),
-            context_prefill_tokens=_floats(kept.prefill_context_tokens),
-            attention_work=kept.attention_work,
-        )
+        return StepSamples(*(getattr(kept, name).astype(np.float64) for name in COLUMNS))
 
 
 @dataclass(frozen=True, eq=False)
-class RequestRows(Rows):
-    """Columns of ``wire.RequestColumns``, shape (n,) each, in the order of their end. ended: FINISHED, FAILED, ABORTED.
+class RequestRows(Rows, wire.Request[IntArray, FloatArray, FloatArray, IntArray]):
+    """Requests by column, shape (n,) each, in the order of their end. ended: FINISHED, FAILED, ABORTED.
 
-    gap_over: shape (n, k), gaps strictly above each of ``gap_bounds_s``. ttft_s: from arrival to first token.
+    gap_over: shape (n, k), gaps strictly above each of ``gap_bounds_s``.
     """
 
-    sequence: IntArray
-    arrival_s: FloatArray
-    scheduled_s: FloatArray
-    ttft_s: FloatArray
-    finish_s: FloatArray
-    prompt_tokens: IntArray
-    cached_tokens: IntArray
-    output_tokens: IntArray
-    gap_count: IntArray
-    longest_gap_s: FloatArray
-    preemptions: IntArray
-    ended: IntArray
     gap_over: IntArray
     gap_bounds_s: tuple[float, ...] = ()
 
@@ -133,24 +96,13 @@ class RequestRows(Rows):
     @classmethod
     def from_wire(cls, page: wire.RequestColumns) -> "RequestRows":
         """The rows of one answer."""
-        plain = {
-            field.name: _array(getattr(page, field.name), field.type)
-            for field in fields(cls)
-            if field.name not in ("ended", "gap_over", "gap_bounds_s")
-        }
-        ended = np.array([_ENDS[word] for word in page.ended], dtype=np.int64)
-        over = np.array(page.gap_over, dtype=np.int64).reshape(len(page.gap_bounds_s), len(ended)).T
-        return cls(**plain, ended=ended, gap_over=over, gap_bounds_s=page.gap_bounds_s)
+        over = np.array(page.gap_over, dtype=np.int64).reshape(len(page.gap_bounds_s), len(page.ended)).T
+        return cls(**_arrays(wire.Request, page), gap_over=over, gap_bounds_s=page.gap_bounds_s)
 
     @classmethod
     def none(cls, gap_bounds_s: Sequence[float] = ()) -> "RequestRows":
-        plain = {
-            field.name: _array((), field.type)
-            for field in fields(cls)
-            if field.name not in ("ended", "gap_over", "gap_bounds_s")
-        }
         over = np.zeros((0, len(gap_bounds_s)), dtype=np.int64)
-        return cls(**plain, ended=np.zeros(0, dtype=np.int64), gap_over=over, gap_bounds_s=tuple(gap_bounds_s))
+        return cls(**_arrays(wire.Request), gap_over=over, gap_bounds_s=tuple(gap_bounds_s))
 
     def outcomes(self) -> Outcomes:
         """For targets: finished and failed requests in the order given (leave aborted ones out with ``select``).
@@ -176,12 +128,14 @@ class RequestRows(Rows):
         )
 
 
-def _array(values: Sequence[float | int | None], kind: Any) -> npt.NDArray[Any]:
-    """None becomes NaN in a column of floats; a column of counts holds none."""
-    if "float64" in str(kind):
-        return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-    return np.array(values, dtype=np.int64)
+def _arrays(record: type[Any], page: wire.Columns | None = None) -> dict[str, npt.NDArray[Any]]:
+    """Columns of a record by name; without a page they have no rows."""
+    return {one.name: _array(getattr(page, one.name, ()), one.type) for one in fields(record)}
 
 
-def _floats(column: IntArray) -> FloatArray:
-    return column.astype(np.float64)
+def _array(values: Sequence[Any], kind: Any) -> npt.NDArray[Any]:
+    if kind is wire.End:
+        return np.array([_ENDS[word] for word in values], dtype=np.int64)
+    if kind is wire.Whole:
+        return np.array(values, dtype=np.int64)
+    return np.array(values, dtype=np.float64)  # None becomes NaN
