@@ -17,12 +17,12 @@ from rooftune.policies.commands import Figure
 from rooftune.policies.errors import bad_value
 from rooftune.policies.request import FloatArray
 from rooftune.policies.step_time import StepModel, chunk_attention_work, knee_tokens, step_time
-from rooftune.tuner.bench.frame import need_shared_data
 from rooftune.tuner.model.fit import fit_steps
-from rooftune.tuner.model.profile import read_batches
+from rooftune.tuner.model.profile import MAX_SHAPE, number_within, rows_of
 from rooftune.tuner.model.roofline import FitRefused
 from rooftune.tuner.model.samples import StepSamples, join
 from rooftune.tuner.model.solver import nonnegative_solution
+from tests.bench.shared_data import need_shared_data
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "data" / "profiles" / "sarathi-a100-yi-34b"
 # Student's t for 15 degrees of freedom, 95 % two-sided.
@@ -65,6 +65,18 @@ def read_steps(folder: Path) -> StepSamples:
             work = np.array([chunk_attention_work(float(n), 0.0) for n in tokens])
             parts.append(StepSamples(seconds, tokens, nothing, requests, nothing, nothing, work))
     return join(parts)
+
+
+def read_batches(path: Path) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Whole batches: tokens, requests and seconds of each, shape (n,), from batch_num_tokens, batch_size and time."""
+    rows = []
+    for where, row in rows_of(path, ("batch_num_tokens", "batch_size", "batch_execution_time")):
+        tokens = number_within(row["batch_num_tokens"], f"{where}: batch_num_tokens", 1.0, MAX_SHAPE)
+        requests = number_within(row["batch_size"], f"{where}: batch_size", 1.0, tokens)
+        seconds = number_within(row["batch_execution_time"], f"{where}: batch_execution_time", 1e-9, 100.0)
+        rows.append((tokens, requests, seconds))
+    tokens_of, requests_of, seconds_of = np.array(rows, dtype=np.float64).T
+    return tokens_of, requests_of, seconds_of
 
 
 def fit_few(steps: StepSamples) -> StepModel:

@@ -14,11 +14,11 @@ import numpy as np
 from rooftune.policies.commands import Figure
 from rooftune.policies.request import FloatArray
 from rooftune.policies.step_time import StepCost
-from rooftune.tuner.bench.frame import need_shared_data
 from rooftune.tuner.model.profile import read_profile
 from rooftune.tuner.sim.result import RunResult
 from rooftune.tuner.sim.twin import simulate
 from tests.bench.rtx4090_data import FOLDER, LAYERS, ServedRun, read_run
+from tests.bench.shared_data import need_shared_data
 
 JUDGED_FROM = 100
 QUANTILES = (0.5, 0.9, 0.95, 0.99)

@@ -13,10 +13,10 @@ from rooftune.policies.commands import Figure
 from rooftune.policies.request import FloatArray
 from rooftune.policies.step_time import chunk_attention_work
 from rooftune.policies.step_time import step_cost as time_of
-from rooftune.tuner.bench.frame import need_shared_data
 from tests.bench.rtx5090_data import ADAPTIVE, Load, Served, read_runs
 from tests.bench.rtx5090_judge import Cell, cells_of, flip_rate, signs
 from tests.bench.rtx5090_twin import CEILING, PRESSURE_TOKENS, Coefficients, fit, replay, step_cost
+from tests.bench.shared_data import need_shared_data
 
 FITTED_BUDGETS = (512, 2048, 16384)
 LARGE, SMALL = CEILING, PRESSURE_TOKENS

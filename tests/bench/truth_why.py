@@ -6,7 +6,7 @@ What is lost when a mechanism is taken away, which form of the step model errs b
 from collections.abc import Iterator
 
 from rooftune.policies.commands import Figure
-from rooftune.tuner.bench.frame import need_shared_data
+from tests.bench.shared_data import need_shared_data
 from tests.bench.truth_why_rtx4090 import why_rtx4090
 from tests.bench.truth_why_speed import why_speed
 from tests.bench.truth_why_sweep import why_sweep

@@ -10,9 +10,10 @@ import pytest
 
 from rooftune.policies.commands import BENCH_GROUP, Figure
 from rooftune.policies.errors import InputError
-from rooftune.tuner.bench.frame import json_line, need_shared_data, table
+from rooftune.tuner.bench.frame import json_line, table
 from rooftune.tuner.cli import bench
 from rooftune.tuner.cli.main import main
+from tests.bench.shared_data import need_shared_data
 
 
 def quick(short: bool) -> Iterator[Figure]:

@@ -11,7 +11,7 @@ from rooftune.policies.step_time import NAMED_MODELS, StepModel, knee_tokens, st
 from rooftune.tuner.bench.knee_fit import knee_log_sd_bound, make_steps
 from rooftune.tuner.model.fit import fit_steps
 from rooftune.tuner.model.prior import StepPrior, card_prior
-from rooftune.tuner.model.roofline import FitCode, FitRefused, StepFit, budget_for_step_time, mape, predict
+from rooftune.tuner.model.roofline import FitCode, FitRefused, StepFit, mape, predict
 from rooftune.tuner.model.samples import StepSamples, join
 
 TRUTH = NAMED_MODELS["8b-2tbs"]
@@ -236,17 +236,6 @@ def test_a_prior_leads_only_where_the_data_is_silent() -> None:
     right = fit_steps(silent, card_prior("a100-80gb", 8e9, "fp16"))
     assert right.knee_interval.bounded and 200.0 in right.knee_interval
     assert right.knee_interval.high / right.knee_interval.low > 2.0
-
-
-def test_the_budget_for_a_target_is_the_inverse_of_the_formula() -> None:
-    assert budget_for_step_time(TRUTH._replace(attention_s=0.0), 0.03) == 712
-    assert budget_for_step_time(NAMED_MODELS["teaching-lab"]._replace(attention_s=0.0), 0.03) == 814
-    for target_s in (0.01, 0.03, 0.2):
-        tokens = budget_for_step_time(TRUTH, target_s, sequences=8, context_tokens=9000, context_before=2000)
-        work = [n * (2000 + n / 2) for n in (tokens, tokens + 1)]
-        assert tokens == 0 or step_time(TRUTH, tokens, 8, 9000, work[0]) <= target_s
-        assert step_time(TRUTH, tokens + 1, 8, 9000, work[1]) > target_s
-    assert budget_for_step_time(TRUTH, 0.005) == 0
 
 
 def test_error_is_a_fraction_of_the_measured_time() -> None:

@@ -40,7 +40,7 @@ def row(found: Calibration, metric: Observed, quantile: float) -> tuple[float, F
 def test_a_good_twin_may_act() -> None:
     window = traffic(400.0)
     found = calibrate([outcomes(window)], outcomes(window, 1.05))
-    assert found.verdict is Fidelity.GOOD and found.may_act and found.requests == len(window)
+    assert found.verdict is Fidelity.GOOD and found.requests == len(window)
     assert 0.0 < found.worst_error < 0.25
     # A clock that runs 5 % slow: decode gaps are 5 % too short.
     assert row(found, Observed.GAP, 0.5)[0] == pytest.approx(1.0 / 1.05 - 1.0, abs=0.01)
@@ -49,7 +49,7 @@ def test_a_good_twin_may_act() -> None:
 def test_a_wrong_twin_may_not_act() -> None:
     window = traffic(400.0)
     found = calibrate([outcomes(window)], outcomes(window, 1.6))
-    assert found.verdict is Fidelity.NOT_GOOD and not found.may_act
+    assert found.verdict is Fidelity.NOT_GOOD
     error, verdict = row(found, Observed.TPOT, 0.5)
     assert verdict is Fidelity.NOT_GOOD and error < -0.35
 
@@ -68,7 +68,7 @@ def test_a_small_window_is_too_few_and_not_wrong() -> None:
     small = traffic(5.0)
     assert len(small) < 30
     found = calibrate([outcomes(small)], outcomes(small, 3.0))
-    assert found.verdict is Fidelity.TOO_FEW and not found.may_act and np.isnan(found.worst_error)
+    assert found.verdict is Fidelity.TOO_FEW and np.isnan(found.worst_error)
     medium = traffic(60.0)
     found = calibrate([outcomes(medium)], outcomes(medium))
     assert row(found, Observed.TTFT, 0.99)[1] is Fidelity.TOO_FEW

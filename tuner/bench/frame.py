@@ -3,10 +3,8 @@
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from rooftune.policies.commands import Figure
-from rooftune.policies.errors import MissingDataError
 
 _HEAD = ("figure", "value", "unit", "baseline", "ratio")
 _TEXT_COLUMNS = (0, 2)
@@ -38,12 +36,3 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
         for column, (cell, width) in enumerate(zip(row, widths, strict=True))
     ]
     return "  ".join(padded).rstrip()
-
-
-SHARED_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
-
-
-def need_shared_data(folder: Path = SHARED_DATA) -> None:
-    """Raise MissingDataError when the whole folder is absent; a file missing inside it is the reader's business."""
-    if not folder.is_dir():
-        raise MissingDataError(f"no folder {folder}; put shared/data beside the project")

@@ -38,12 +38,12 @@ Curve = tuple[FloatArray, FloatArray]
 def read_curves(path: Path, by: str) -> dict[str, Curve]:
     """Layer -> (sizes ascending, times in microseconds). Raises InputError naming file, line and value."""
     points: dict[str, dict[float, float]] = {}
-    for where, row in _rows(path, ("layer", by, "time_us")):
-        size = _number(row[by], f"{where}: {by}", 1.0, MAX_SHAPE)
+    for where, row in rows_of(path, ("layer", by, "time_us")):
+        size = number_within(row[by], f"{where}: {by}", 1.0, MAX_SHAPE)
         layer = points.setdefault(row["layer"], {})
         if size in layer:
             raise bad_value(f"{where}: {by} of {row['layer']}", size, "given once", "remove the double line")
-        layer[size] = _number(row["time_us"], f"{where}: time_us", 0.0, MAX_TIME_US)
+        layer[size] = number_within(row["time_us"], f"{where}: time_us", 0.0, MAX_TIME_US)
     curves = {}
     for name, times in points.items():
         sizes = sorted(times)
@@ -54,22 +54,10 @@ def read_curves(path: Path, by: str) -> dict[str, Curve]:
 def read_attention(path: Path) -> tuple[FloatArray, FloatArray]:
     """Shapes, (n, 4) in the order of ``ATTENTION_COLUMNS``, and times in microseconds, (n,)."""
     shapes, times = [], []
-    for where, row in _rows(path, (*ATTENTION_COLUMNS, "time_us")):
-        shapes.append([_number(row[name], f"{where}: {name}", 0.0, MAX_SHAPE) for name in ATTENTION_COLUMNS])
-        times.append(_number(row["time_us"], f"{where}: time_us", 0.0, MAX_TIME_US))
+    for where, row in rows_of(path, (*ATTENTION_COLUMNS, "time_us")):
+        shapes.append([number_within(row[name], f"{where}: {name}", 0.0, MAX_SHAPE) for name in ATTENTION_COLUMNS])
+        times.append(number_within(row["time_us"], f"{where}: time_us", 0.0, MAX_TIME_US))
     return np.array(shapes, dtype=np.float64).reshape(-1, 4), np.array(times, dtype=np.float64)
-
-
-def read_batches(path: Path) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Whole batches: tokens, requests and seconds of each, shape (n,), from batch_num_tokens, batch_size and time."""
-    rows = []
-    for where, row in _rows(path, ("batch_num_tokens", "batch_size", "batch_execution_time")):
-        tokens = _number(row["batch_num_tokens"], f"{where}: batch_num_tokens", 1.0, MAX_SHAPE)
-        requests = _number(row["batch_size"], f"{where}: batch_size", 1.0, tokens)
-        seconds = _number(row["batch_execution_time"], f"{where}: batch_execution_time", 1e-9, MAX_TIME_US * 1e-6)
-        rows.append((tokens, requests, seconds))
-    tokens_of, requests_of, seconds_of = np.array(rows, dtype=np.float64).T
-    return tokens_of, requests_of, seconds_of
 
 
 def read_graph_sizes(path: Path) -> tuple[int, ...]:
@@ -97,8 +85,11 @@ def read_json(path: Path) -> object:
     return document
 
 
-def _rows(path: Path, columns: tuple[str, ...]) -> list[tuple[str, dict[str, str]]]:
-    """Every line with where it stands. The head must hold the columns, others are ignored."""
+def rows_of(path: Path, columns: tuple[str, ...]) -> list[tuple[str, dict[str, str]]]:
+    """Every line of a CSV file with where it stands. The head must hold the columns, others are ignored.
+
+    Raises InputError.
+    """
     lines = _text(path).splitlines()
     head = lines[0].split(",") if lines else []
     missing = [name for name in columns if name not in head]
@@ -127,7 +118,8 @@ def _text(path: Path) -> str:
         ) from error
 
 
-def _number(text: str, what: str, low: float, high: float) -> float:
+def number_within(text: str, what: str, low: float, high: float) -> float:
+    """Raises InputError that names ``what``."""
     try:
         value = float(text)
     except ValueError as error:

@@ -8,7 +8,7 @@ from enum import StrEnum
 import numpy as np
 
 from rooftune.policies.errors import RefusedError, bad_value
-from rooftune.policies.step_time import StepModel, step_time
+from rooftune.policies.step_time import StepModel
 from rooftune.tuner.model.samples import FloatArray, StepSamples
 
 
@@ -130,33 +130,3 @@ def predict(model: StepModel, samples: StepSamples) -> FloatArray:
 def mape(model: StepModel, samples: StepSamples) -> float:
     """Mean absolute error of the predicted durations as a fraction of the measured ones."""
     return float(abs(predict(model, samples) / samples.duration_s - 1.0).mean())
-
-
-def budget_for_step_time(
-    model: StepModel, target_s: float, sequences: float = 0.0, context_tokens: float = 0.0, context_before: float = 0.0
-) -> int:
-    """Largest computed tokens whose step stays within ``target_s``; 0 when no step does.
-
-    The tokens count as one prefill chunk behind ``context_before`` computed tokens.
-    target_s: above 0 and finite. Raises InputError when no number of tokens exceeds the target.
-    """
-    if not (math.isfinite(target_s) and target_s > 0.0):
-        raise bad_value("step-time target", target_s, "above 0 s and finite", "give seconds, such as 0.03")
-
-    def fits(tokens: int) -> bool:
-        work = tokens * (context_before + 0.5 * tokens)
-        return step_time(model, tokens, sequences, context_tokens, work) <= target_s
-
-    if not fits(1):
-        return 0
-    low, high = 1, 2
-    while fits(high):
-        if high > 1 << 40:
-            raise bad_value(
-                "step-time target", target_s, "exceeded by some step", "the slope is 0: fit the model again"
-            )
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low

@@ -86,11 +86,6 @@ class Calibration:
     verdict: Fidelity
 
     @property
-    def may_act(self) -> bool:
-        """Whether a controller may act on this twin."""
-        return self.verdict is Fidelity.GOOD
-
-    @property
     def worst_error(self) -> float:
         """Largest absolute relative error of the judged quantiles; NaN when none was judged."""
         judged = [abs(row.error) for row in self.rows if row.verdict is not Fidelity.TOO_FEW]
