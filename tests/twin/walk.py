@@ -18,7 +18,6 @@ from rooftune.policies.request import (
     OUTPUT,
     PLANNED_COUNT,
     PREEMPTED_COUNT,
-    PREEMPTIONS,
     PROMPT,
     RUNNING_COUNT,
     STATUS,
@@ -67,11 +66,11 @@ def walk(
     cost = priced(model)
     requests, counters = state.requests, state.counters
     n = len(traffic)
-    times = np.full((n, kernel.TIMES), np.nan)
+    run = kernel.new_run(n, gap_bounds_s, engine.kv_blocks)
+    times, totals = run.times, run.totals
     token_s: list[list[float]] = [[] for _ in range(n)]
     log: list[tuple[int, int, int]] = []
     log_times: list[float] = []
-    totals = np.zeros(kernel.TOTALS, dtype=np.int64)
     pending = list(changes)
     now, seen, arrived, finished = 0.0, 0.0, 0, 0
     while finished < n:
@@ -125,23 +124,18 @@ def walk(
                     times[request, kernel.FINISH_S] = now
         totals[kernel.STEPS] += 1
         finished += finish_step(engine.boot, state)
-    bounds = np.array(sorted(gap_bounds_s), dtype=np.float64)
-    gap_over = np.zeros((n, len(bounds)), dtype=np.int64)
     gaps = [np.diff(np.array(instants)) for instants in token_s]
     for request, instants in enumerate(token_s):
         if instants:
             times[request, kernel.FIRST_TOKEN_S] = instants[0]
             times[request, kernel.LONGEST_GAP_S] = gaps[request].max() if len(gaps[request]) else 0.0
-        gap_over[request] = [(gaps[request] > bound).sum() for bound in bounds]
+        run.gap_over[request] = [(gaps[request] > bound).sum() for bound in run.gap_bounds_s]
     values = np.concatenate(gaps)
-    return RunResult.from_arrays(
+    return RunResult.from_run(
         traffic,
         engine,
-        times,
-        gap_over,
-        bounds,
-        totals,
+        state,
+        run,
         (values, np.ones(len(values), dtype=np.int64)),
-        requests[:, PREEMPTIONS].copy(),
         (np.array(log, dtype=np.int64).reshape(-1, 3), np.array(log_times)),
     )

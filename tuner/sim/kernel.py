@@ -7,6 +7,7 @@ so there is no numerical rule to bound. A stretch ends at an arrival that could 
 setting, a finish, and before KV blocks could run out.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -79,6 +80,19 @@ class Run(NamedTuple):
     over: IntArray
     totals: IntArray
     pool_blocks: IntArray
+
+
+def new_run(requests: int, gap_bounds_s: Sequence[float], pool_blocks: int) -> Run:
+    """Nothing has happened yet to so many requests. gap_bounds_s: in any order."""
+    bounds = np.array(sorted(gap_bounds_s), dtype=np.float64)
+    return Run(
+        times=np.full((requests, TIMES), np.nan),
+        gap_over=np.zeros((requests, len(bounds)), dtype=np.int64),
+        gap_bounds_s=bounds,
+        over=np.zeros(len(bounds), dtype=np.int64),
+        totals=np.zeros(TOTALS, dtype=np.int64),
+        pool_blocks=np.array([pool_blocks], dtype=np.int64),
+    )
 
 
 def _room(values: FloatArray, weights: IntArray, used: int, more: int) -> tuple[FloatArray, IntArray]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rooftune.policies.outcomes import Outcomes
-from rooftune.policies.request import FloatArray, IntArray
+from rooftune.policies.request import PREEMPTIONS, FloatArray, IntArray, State
 from rooftune.tuner.sim import kernel
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.traffic.workload import Traffic
@@ -35,21 +35,18 @@ class RunResult:
     log_times_s: FloatArray
 
     @classmethod
-    def from_arrays(
+    def from_run(
         cls,
         traffic: Traffic,
         engine: Engine,
-        times: FloatArray,
-        gap_over: IntArray,
-        gap_bounds_s: FloatArray,
-        totals: IntArray,
+        state: State,
+        run: kernel.Run,
         gaps: tuple[FloatArray, IntArray],
-        preemptions: IntArray,
         log: tuple[IntArray, FloatArray],
     ) -> "RunResult":
         """Turn the kernel's arrays into values; adds the constant times outside the engine."""
-        first = times[:, kernel.FIRST_TOKEN_S]
-        finish = times[:, kernel.FINISH_S]
+        times, totals = run.times, [int(total) for total in run.totals]
+        first, finish = times[:, kernel.FIRST_TOKEN_S], times[:, kernel.FINISH_S]
         finished = ~np.isnan(finish)
         outside_last = np.where(traffic.output_tokens > 1, engine.outside_token_s, engine.outside_first_s)
         last = float(np.max(finish[finished])) if finished.any() else float(traffic.arrival_s[-1])
@@ -66,20 +63,20 @@ class RunResult:
             tenant=traffic.tenant,
             tenant_names=traffic.tenant_names,
             failed=~finished,
-            gap_bounds_s=gap_bounds_s,
-            gap_over=np.where(finished[:, None], gap_over, 0),
+            gap_bounds_s=run.gap_bounds_s,
+            gap_over=np.where(finished[:, None], run.gap_over, 0),
             gap_values_s=gaps[0],
             gap_weights=gaps[1].astype(np.float64),
         )
         return cls(
             outcomes=outcomes,
-            preemptions=preemptions,
-            steps=int(totals[kernel.STEPS]),
-            skipped_steps=int(totals[kernel.SKIPPED_STEPS]),
-            computed_tokens=int(totals[kernel.COMPUTED_TOKENS]),
-            cache_hit_tokens=int(totals[kernel.CACHE_HIT_TOKENS]),
-            preempted=int(totals[kernel.PREEMPTED]),
-            refused=int(totals[kernel.REFUSED]),
+            preemptions=state.requests[:, PREEMPTIONS].copy(),
+            steps=totals[kernel.STEPS],
+            skipped_steps=totals[kernel.SKIPPED_STEPS],
+            computed_tokens=totals[kernel.COMPUTED_TOKENS],
+            cache_hit_tokens=totals[kernel.CACHE_HIT_TOKENS],
+            preempted=totals[kernel.PREEMPTED],
+            refused=totals[kernel.REFUSED],
             stalled=bool(totals[kernel.STALLED]),
             span_s=max(last - float(traffic.arrival_s[0]), 1e-9),
             log=log[0],

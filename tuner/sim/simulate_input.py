@@ -15,13 +15,13 @@ the file. Everything but ``traffic``, ``step_model`` and ``setting`` may be left
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from rooftune.policies.errors import InputError, bad_value
 from rooftune.policies.request import Boot, Setting
-from rooftune.policies.slo import Condition, Metric, Override, Slo, Target
+from rooftune.policies.slo import Override, Slo, Target
 from rooftune.tuner.files import read_text, shown_path
-from rooftune.tuner.record import first_problem
+from rooftune.tuner.record import Part, first_problem
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.twin import Change
 from rooftune.tuner.traffic.reshape import scale_rate, window
@@ -34,11 +34,7 @@ VERSION = 1
 Count = Annotated[int, Field(ge=1, le=100_000_000)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class TrafficInput(_Part):
+class TrafficInput(Part):
     """file: relative to the input. window_s: (start, length) in the file's time, taken before the rate is scaled."""
 
     file: str
@@ -48,7 +44,7 @@ class TrafficInput(_Part):
     rate_scale: float = 1.0
 
 
-class EngineInput(_Part):
+class EngineInput(Part):
     """What was fixed at start; tokens and requests, times in seconds."""
 
     ceiling_tokens: Count = 8192
@@ -67,55 +63,18 @@ class EngineInput(_Part):
         boot = Boot(
             self.ceiling_tokens, self.block_tokens, int(self.chunking), 1, contents, int(self.keep_decodes_moving)
         )
-        return Engine(
-            boot,
-            max(self.kv_tokens // self.block_tokens, 1),
-            self.max_seqs,
-            self.outside_first_s,
-            self.outside_token_s,
-        )
+        kv_blocks = max(self.kv_tokens // self.block_tokens, 1)
+        return Engine(boot, kv_blocks, self.max_seqs, self.outside_first_s, self.outside_token_s)
 
 
-class ChangeInput(_Part):
+class ChangeInput(Part):
     """A whole setting that holds from the first step at or after ``at_s`` on."""
 
     at_s: Annotated[float, Field(ge=0)]
     setting: dict[str, int | float]
 
 
-class TargetInput(_Part):
-    """See ``rooftune.policies.slo.Target``."""
-
-    metric: Metric
-    quantile: float
-    bound_s: float
-
-    def target(self) -> Target:
-        return Target(self.metric, self.bound_s, self.quantile)
-
-
-class WhenInput(_Part):
-    """See ``rooftune.policies.slo.Condition``."""
-
-    min_prompt_tokens: int | None = None
-    max_prompt_tokens: int | None = None
-    min_output_tokens: int | None = None
-    max_output_tokens: int | None = None
-    tenant: str | None = None
-    cached: bool | None = None
-
-
-class OverrideInput(_Part):
-    """Other targets for requests that match ``when``."""
-
-    when: WhenInput
-    targets: tuple[TargetInput, ...]
-
-    def override(self) -> Override:
-        return Override(Condition(**self.when.model_dump()), tuple(target.target() for target in self.targets))
-
-
-class SimulateInput(_Part):
+class SimulateInput(Part):
     """The whole file; see the head of this module."""
 
     schema_name: Literal["rooftune.simulate-input"] = Field(alias="schema")
@@ -125,14 +84,12 @@ class SimulateInput(_Part):
     setting: dict[str, int | float]
     engine: EngineInput = EngineInput()
     changes: tuple[ChangeInput, ...] = ()
-    targets: tuple[TargetInput, ...] = ()
-    overrides: tuple[OverrideInput, ...] = ()
+    targets: tuple[Target, ...] = ()
+    overrides: tuple[Override, ...] = ()
 
     def slo(self) -> Slo:
         """The targets; without any, tokens per second is what counts. Raises InputError."""
-        targets = tuple(target.target() for target in self.targets)
-        overrides = tuple(override.override() for override in self.overrides)
-        return Slo(targets, overrides, objective="goodput" if targets else "tokens_per_s")
+        return Slo(self.targets, self.overrides, objective="goodput" if self.targets else "tokens_per_s")
 
     def settings(self) -> tuple[Setting, tuple[Change, ...]]:
         """The first setting and the changes, in order of time. Raises InputError for an unknown or odd knob."""

@@ -15,7 +15,6 @@ from rooftune.policies.request import (
     KEY_AT,
     KNOWN,
     OUTPUT,
-    PREEMPTIONS,
     PROMPT,
     TABLE_AT,
     Boot,
@@ -45,10 +44,8 @@ class Change:
 
 def like() -> list[tuple[Any, ...]]:
     """One value of each named tuple that the kernel's helpers take."""
-    nothing, none = np.zeros(0), np.zeros(0, dtype=np.int64)
     cost = priced(NAMED_MODELS["8b-2tbs"])
-    run = kernel.Run(np.zeros((0, kernel.TIMES)), none.reshape(0, 0), nothing, none, none, none)
-    state = new_state(1, pool_blocks=1)
+    state, run = new_state(1, pool_blocks=1), kernel.new_run(1, (), 1)
     return [Setting(1), Boot(1, 1, 1, 1, 1, 1), state, cost.formula, cost.attention, cost, QUIET, run]
 
 
@@ -133,56 +130,10 @@ def simulate(
             raise bad_value(
                 "instant of a change", change.at_s, f"finite and at least {before.at_s:g}", "sort the changes by time"
             )
-    return run_prepared(
-        _replay(),
-        prepare(traffic, engine),
-        traffic,
-        engine,
-        setting,
-        model,
-        changes,
-        gap_bounds_s,
-        skip,
-        keep_log,
-        max_steps,
-        noise,
-    )
-
-
-def run_prepared(
-    replay: Callable[..., Any],
-    state: State,
-    traffic: Traffic,
-    engine: Engine,
-    setting: Setting,
-    model: StepModel | StepCost,
-    changes: Sequence[Change],
-    gap_bounds_s: Sequence[float],
-    skip: bool,
-    keep_log: bool,
-    max_steps: int,
-    noise: StepNoise = QUIET,
-) -> RunResult:
-    """Run one replay function (compiled or plain) over a prepared state; the state is used up."""
-    n = len(traffic)
+    state, run = prepare(traffic, engine), kernel.new_run(len(traffic), gap_bounds_s, engine.kv_blocks)
     rows = np.array([[float(v) for v in s] for s in (setting, *(c.setting for c in changes))], dtype=np.float64)
     at_s = np.array([-np.inf, *(c.at_s for c in changes)], dtype=np.float64)
-    bounds = np.array(sorted(gap_bounds_s), dtype=np.float64)
-    times = np.full((n, kernel.TIMES), np.nan)
-    gap_over = np.zeros((n, len(bounds)), dtype=np.int64)
-    totals = np.zeros(kernel.TOTALS, dtype=np.int64)
-    run = kernel.Run(
-        times=times,
-        gap_over=gap_over,
-        gap_bounds_s=bounds,
-        over=np.zeros(len(bounds), dtype=np.int64),
-        totals=totals,
-        pool_blocks=np.array([engine.kv_blocks], dtype=np.int64),
-    )
-    values, weights, log, log_times = replay(
+    values, weights, log, log_times = _replay()(
         rows, at_s, engine.boot, priced(model), noise, state, run, int(skip), int(keep_log), max_steps
     )
-    preemptions = state.requests[:, PREEMPTIONS].copy()
-    return RunResult.from_arrays(
-        traffic, engine, times, gap_over, bounds, totals, (values, weights), preemptions, (log, log_times)
-    )
+    return RunResult.from_run(traffic, engine, state, run, (values, weights), (log, log_times))
