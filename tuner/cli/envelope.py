@@ -7,13 +7,12 @@ import argparse
 import json
 import re
 from dataclasses import asdict
-from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from rooftune.policies.commands import Command
 from rooftune.policies.errors import InfeasibleError, InputError, bad_value
-from rooftune.tuner.cli.flags.values import flag_of, parse_count
+from rooftune.tuner.cli.flags.values import add_value, flag_of, parse_choice, parse_count, parse_pair
 from rooftune.tuner.ports.vllm.boot import (
     Batch,
     BootFlags,
@@ -31,7 +30,6 @@ from rooftune.tuner.ports.vllm.envelope import Advice, BootPoint, Geometry, Head
 from rooftune.tuner.ports.vllm.versions import Version, capabilities, parse_version
 
 SCHEMA = "rooftune.envelope"
-W = TypeVar("W", bound=StrEnum)
 _EPILOG = """examples:
   rooftune envelope --vllm 0.32.0 --card-memory 80GiB --card-name "NVIDIA H100 80GB HBM3" --model-tokens 32768
   rooftune envelope --vllm 0.32.0 --card-memory 24GiB --model-tokens 8192 \\
@@ -53,34 +51,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     deployment = parser.add_argument_group("the deployment")
-    deployment.add_argument("--vllm", metavar="VERSION", required=True, help="such as 0.32.0")
-    deployment.add_argument("--model-tokens", metavar="N", required=True, help="max_model_len")
-    deployment.add_argument("--card-memory", metavar="SIZE", help="of one card, such as 80GiB (not for --platform cpu)")
+    add_value(deployment, "--vllm", _version, "VERSION", "such as 0.32.0", required=True)
+    add_value(deployment, "--model-tokens", _tokens, "N", "max_model_len", required=True)
+    add_value(deployment, "--card-memory", _memory, "SIZE", "of one card, such as 80GiB (not for --platform cpu)")
     deployment.add_argument("--card-name", metavar="NAME", default="", help="as the driver says it: an A100 differs")
-    deployment.add_argument("--platform", metavar="NAME", default="gpu", help="gpu (default), cpu or tpu")
-    deployment.add_argument("--usage", metavar="NAME", default="server", help="server (default) or llm: the class LLM")
-    deployment.add_argument("--world-size", metavar="N", default="1", help="tensor times pipeline parallel (default 1)")
+    platform = partial(parse_choice, known=list(Platform))
+    add_value(deployment, "--platform", platform, "NAME", "gpu (default), cpu or tpu", default="gpu")
+    usage = partial(parse_choice, known=list(Usage))
+    add_value(deployment, "--usage", usage, "NAME", "server (default) or llm: the class LLM", default="server")
+    size = partial(parse_count, high=100_000)
+    add_value(deployment, "--world-size", size, "N", "tensor times pipeline parallel (default 1)", default=1)
     deployment.add_argument("--throughput", action="store_true", help="performance mode throughput")
-    deployment.add_argument("--item-tokens", metavar="N", default="0", help="largest multimodal item (default 0: text)")
+    item = partial(parse_count, low=0, high=_MOST_TOKENS)
+    add_value(deployment, "--item-tokens", item, "N", "largest multimodal item (default 0: text)", default=0)
     room = parser.add_argument_group("room to move")
-    room.add_argument("--want", metavar="N", help="largest budget that is to be possible without a restart")
-    room.add_argument("--budget", metavar="N", help="budget to start with (default: the ceiling of today)")
-    room.add_argument("--boot", metavar="CEILING:KV_TOKENS", action="append", help="a start; the first: that of today")
-    room.add_argument("--ended", metavar="CEILING", action="append", help="a ceiling whose start ended, out of memory")
+    add_value(room, "--want", _tokens, "N", "largest budget that is to be possible without a restart")
+    add_value(room, "--budget", _tokens, "N", "budget to start with (default: the ceiling of today)")
+    add_value(room, "--boot", _boot, "CEILING:KV_TOKENS", "a start; the first: that of today", action="append")
+    add_value(room, "--ended", _tokens, "CEILING", "a ceiling whose start ended, out of memory", action="append")
     room.add_argument("--model-config", metavar="FILE", help="config.json of the model, for its shape")
-    room.add_argument("--block-tokens", metavar="N", default="16", help="tokens of a KV block (default 16)")
+    block = partial(parse_count, high=1024)
+    add_value(room, "--block-tokens", block, "N", "tokens of a KV block (default 16)", default=16)
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what vLLM would do by itself and, with --want, what it takes to have room."""
-    version = parse_version(arguments.vllm)
-    if version is None:
-        raise bad_value("--vllm", arguments.vllm, "a version such as 0.32.0", "see vllm --version")
+    version = arguments.vllm
     start = Start(
-        model_tokens=_tokens(arguments.model_tokens, "--model-tokens"),
-        usage=_one_of(Usage, arguments.usage, "--usage"),
-        world_size=parse_count(arguments.world_size, "--world-size", high=100_000),
+        model_tokens=arguments.model_tokens,
+        usage=Usage(arguments.usage),
+        world_size=arguments.world_size,
         throughput=arguments.throughput,
     )
     card = _card(arguments)
@@ -98,23 +99,22 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _advice(arguments: argparse.Namespace, version: Version, start: Start) -> tuple[Advice, tuple[Objection, ...]]:
     """What it takes, and what speaks against the start."""
-    boots = [_boot(text) for text in arguments.boot or ()]
+    boots: list[BootPoint] = arguments.boot
     if not boots:
         raise InputError("--want needs the start of today; give --boot CEILING:KV_TOKENS from vLLM's log")
     shape = None if arguments.model_config is None else read_geometry(Path(arguments.model_config))
     able = capabilities(version)
     advice = advise(
         boots[0],
-        _tokens(arguments.want, "--want"),
+        arguments.want,
         price(boots, shape),
         able,
-        in_force_tokens=None if arguments.budget is None else _tokens(arguments.budget, "--budget"),
-        block_tokens=parse_count(arguments.block_tokens, "--block-tokens", high=1024),
+        in_force_tokens=arguments.budget,
+        block_tokens=arguments.block_tokens,
         model_tokens=start.model_tokens,
     )
-    item_tokens = parse_count(arguments.item_tokens, "--item-tokens", low=0, high=_MOST_TOKENS)
-    ended = [BootTrial(BootFlags(ceiling_tokens=_tokens(text, "--ended")), None) for text in arguments.ended or ()]
-    facts = ModelFacts(model_tokens=start.model_tokens, item_tokens=item_tokens)
+    ended = [BootTrial(BootFlags(ceiling_tokens=tokens), None) for tokens in arguments.ended or ()]
+    facts = ModelFacts(model_tokens=start.model_tokens, item_tokens=arguments.item_tokens)
     return advice, objections(advice.flags, facts, able, ended)
 
 
@@ -149,34 +149,34 @@ def _field(fields: object, path: Path, name: str) -> int:
 
 
 def _card(arguments: argparse.Namespace) -> Card:
-    platform = _one_of(Platform, arguments.platform, "--platform")
-    text = arguments.card_memory
-    if text is None:
-        if platform is Platform.GPU:
-            raise InputError("--card-memory is missing: vLLM's default hangs on it; give it as 80GiB")
-        return Card(0, arguments.card_name, platform)
+    platform = Platform(arguments.platform)
+    if arguments.card_memory is None and platform is Platform.GPU:
+        raise InputError("--card-memory is missing: vLLM's default depends on it; give it as 80GiB")
+    return Card(arguments.card_memory or 0, arguments.card_name, platform)
+
+
+def _version(text: str, what: str) -> Version:
+    version = parse_version(text)
+    if version is None:
+        raise bad_value(what, text, "a version such as 0.32.0", "see vllm --version")
+    return version
+
+
+def _memory(text: str, what: str) -> int:
+    """Bytes."""
     found = _MEMORY.fullmatch(text)
     if found is None:
-        raise bad_value("--card-memory", text, "a size such as 80GiB or 24564MiB", "see nvidia-smi")
-    return Card(int(float(found[1]) * _UNITS[found[2]]), arguments.card_name, platform)
+        raise bad_value(what, text, "a size such as 80GiB or 24564MiB", "see nvidia-smi")
+    return int(float(found[1]) * _UNITS[found[2]])
 
 
-def _boot(text: str) -> BootPoint:
-    ceiling, colon, held = text.partition(":")
-    if not colon:
-        raise bad_value("--boot", text, "CEILING:KV_TOKENS", "write 2048:40464")
-    return BootPoint(_tokens(ceiling, "ceiling of --boot"), _tokens(held, "KV tokens of --boot"))
+def _boot(text: str, what: str) -> BootPoint:
+    ceiling, held = parse_pair(text, what, "CEILING:KV_TOKENS", "2048:40464")
+    return BootPoint(_tokens(ceiling, f"ceiling of {what}"), _tokens(held, f"KV tokens of {what}"))
 
 
 def _tokens(text: str, what: str) -> int:
     return parse_count(text.replace(",", ""), what, high=_MOST_TOKENS)
-
-
-def _one_of(kind: type[W], text: str, what: str) -> W:
-    try:
-        return kind(text)
-    except ValueError:
-        raise bad_value(what, text, f"one of {', '.join(kind)}", "choose one") from None
 
 
 def _tell(

@@ -3,12 +3,13 @@
 import argparse
 import json
 import math
+from functools import partial
 from pathlib import Path
 from textwrap import shorten
 
 from rooftune.policies.commands import Command
 from rooftune.policies.errors import InputError
-from rooftune.tuner.cli.flags.values import flag_of, parse_count, parse_positive
+from rooftune.tuner.cli.flags.values import add_value, flag_of, parse_choice, parse_count, parse_positive
 from rooftune.tuner.cli.output import check_out_file
 from rooftune.tuner.model.fit import first_steps_cost, fit_steps, seen_before
 from rooftune.tuner.model.model_file import ModelFile, write_model_file
@@ -30,7 +31,7 @@ _SHOWN: dict[str, tuple[str, float, str]] = {
     "slope_s_per_token": ("slope, per token", 1e6, "us"),
     "attention_s": ("per query-key pair", 1e12, "ps"),
 }
-_DEFAULTS = {"keep": "4096", "seed": "0", "first_seen": "auto", "cards": "1", "precision": "bf16"}
+_DEFAULTS: dict[str, int | str] = {"keep": 4096, "seed": 0, "first_seen": "auto", "cards": 1, "precision": "bf16"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,25 +41,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--profile", metavar="DIR", help="a card's layer profile: dense.csv, per_sequence.csv, attention.csv"
     )
-    parser.add_argument("--layers", metavar="N", help="layers of the model (num_hidden_layers), needed with --profile")
+    layers = "layers of the model (num_hidden_layers), needed with --profile"
+    add_value(parser, "--layers", parse_count, "N", layers)
     parser.add_argument("--out", metavar="FILE", help="write the model here (JSON), for --step-model elsewhere")
     parser.add_argument("--plot", metavar="FILE", help="write the picture here (SVG; default: --out with .svg)")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     limits = parser.add_argument_group("sampling")
-    parser.set_defaults(**_DEFAULTS)
-    limits.add_argument("--keep", metavar="N", help="steps kept, evenly over tokens (default 4096)")
-    limits.add_argument("--seed", metavar="N", help="which steps are kept (default 0)")
-    limits.add_argument(
-        "--first-seen",
-        metavar="WHAT",
-        help="the first step of each size, which pays for preparing kernels on CPU engines: keep, drop, or auto (drop "
-        "when these take clearly longer than later steps; the default)",
+    keep = partial(parse_count, low=64, high=1_000_000)
+    add_value(limits, "--keep", keep, "N", "steps kept, evenly over tokens (default 4096)")
+    add_value(limits, "--seed", partial(parse_count, low=0), "N", "which steps are kept (default 0)")
+    first_seen = (
+        "the first step of each size, which pays for preparing kernels on CPU engines: keep, drop, or auto (drop "
+        "when these take clearly longer than later steps; the default)"
     )
+    add_value(limits, "--first-seen", partial(parse_choice, known=("auto", "keep", "drop")), "WHAT", first_seen)
     prior = parser.add_argument_group("hardware prior, for what the steps do not tell")
-    prior.add_argument("--card", metavar="NAME", help=f"one of {', '.join(sorted(CARDS))}")
-    prior.add_argument("--cards", metavar="N", help="cards that share the model (default 1)")
-    prior.add_argument("--parameters", metavar="N", help="parameters of the model, e.g. 8e9")
-    prior.add_argument("--precision", help=f"one of {', '.join(PRECISION_BYTES)} (default bf16)")
+    cards = sorted(CARDS)
+    add_value(prior, "--card", partial(parse_choice, known=cards), "NAME", f"one of {', '.join(cards)}")
+    add_value(prior, "--cards", parse_count, "N", "cards that share the model (default 1)")
+    add_value(prior, "--parameters", parse_positive, "N", "parameters of the model, e.g. 8e9")
+    precisions = f"one of {', '.join(PRECISION_BYTES)} (default bf16)"
+    add_value(prior, "--precision", partial(parse_choice, known=PRECISION_BYTES), None, precisions)
+    parser.set_defaults(**_DEFAULTS)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -71,8 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.layers is not None:
         raise InputError("--layers goes with --profile only; drop it, steps are of the whole model")
     prior = _prior(arguments)
-    keep = parse_count(arguments.keep, "--keep", low=64, high=1_000_000)
-    seed = parse_count(arguments.seed, "--seed", low=0)
+    keep, seed = arguments.keep, arguments.seed
     everything = join([read_steps(path) for path in arguments.steps])
     steps, fit, warmth = _fitted(everything, prior, keep, seed, arguments.first_seen)
     errors = _errors(steps, fit, prior, keep, seed)
@@ -92,8 +95,6 @@ def _fitted(
     steps: StepSamples, prior: StepPrior | None, keep: int, seed: int, first_seen: str
 ) -> tuple[StepSamples, StepFit, str]:
     """The steps that count, the fit to them, and what was left out in words (empty: nothing)."""
-    if first_seen not in ("auto", "keep", "drop"):
-        raise InputError(f"--first-seen is {first_seen!r}, must be one of auto, keep, drop; choose one")
     again = steps.select(seen_before(steps))
     if first_seen == "drop":
         return again, fit_steps(_kept(again, keep, seed), prior), _left_out(steps, again)
@@ -116,7 +117,7 @@ def _run_profile(arguments: argparse.Namespace) -> int:
     if arguments.card is not None or arguments.parameters is not None:
         raise InputError("a profile is measured and needs no hardware prior; drop --card and --parameters")
     _refuse_idle(arguments, ("cards", "precision", "keep", "seed", "first_seen"), "with --profile")
-    profile = read_profile(arguments.profile, parse_count(arguments.layers, "--layers"))
+    profile = read_profile(arguments.profile, arguments.layers)
     fit = profile.fit
     errors = {"fitted_mape": mape(fit.model, profile.steps), "held_out_mape": profile.formula_mape}
     if arguments.out:
@@ -152,8 +153,7 @@ def _prior(arguments: argparse.Namespace) -> StepPrior | None:
         return None
     if arguments.card is None or arguments.parameters is None:
         raise InputError("a hardware prior needs both --card and --parameters; give both or neither")
-    parameters = parse_positive(arguments.parameters, "--parameters")
-    return card_prior(arguments.card, parameters, arguments.precision, parse_count(arguments.cards, "--cards"))
+    return card_prior(arguments.card, arguments.parameters, arguments.precision, arguments.cards)
 
 
 def _refuse_idle(arguments: argparse.Namespace, names: tuple[str, ...], where: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rooftune.policies.commands import Command, exit_code_of
 from rooftune.policies.errors import InputError
-from rooftune.tuner.cli.flags.values import parse_duration
+from rooftune.tuner.cli.flags.values import add_value, parse_duration
 from rooftune.tuner.cli.output import check_out_file
 from rooftune.tuner.clock import Clock, SystemClock
 from rooftune.tuner.config.tokens import read_token
@@ -32,13 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", required=True, metavar="URL", help="where the engine serves its tuning protocol")
     parser.add_argument("--engine-token-file", metavar="FILE", help="its tuning token, where it asks for one")
     parser.add_argument("--out", required=True, metavar="FILE", help="write the steps here (CSV; gzip with .gz)")
-    parser.add_argument("--for", dest="length", metavar="TIME", help="go on recording for so long, e.g. 60s")
+    add_value(parser, "--for", parse_duration, "TIME", "how long to go on recording, e.g. 60s", default=0.0)
 
 
 def run(args: argparse.Namespace) -> int:
     """Read, write, say what was lost. 130 or 143: stopped by a signal, with what there was. Raises InputError, or
     UnreachableError for an engine that does not answer."""
-    length_s = 0.0 if args.length is None else parse_duration(args.length, "--for")
     out = Path(args.out)
     check_out_file(args.out)
     token_file = None if args.engine_token_file is None else Path(args.engine_token_file)
@@ -46,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         read_token(token_file)
     port = HttpPort(args.engine, token_file)
     try:
-        rows, lost, code = record(ProtocolReader(port, SystemClock()), SystemClock(), length_s)
+        rows, lost, code = record(ProtocolReader(port, SystemClock()), SystemClock(), getattr(args, "for"))
     finally:
         port.close()
     samples = rows.samples() if len(rows) else None

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 
 from rooftune.policies.commands import Command, exit_code_of
@@ -16,12 +17,13 @@ from rooftune.policies.slo import Slo
 from rooftune.tuner.cli.flags.target import add_target_flags, read_slo
 from rooftune.tuner.cli.flags.traffic import add_traffic_flags, read_traffic
 from rooftune.tuner.cli.flags.values import (
+    add_value,
     flag_of,
+    parse_choice,
     parse_count,
     parse_duration,
     parse_positive,
     parse_rate,
-    parse_rate_scale,
 )
 from rooftune.tuner.cli.output import check_out_file, progress_to_stderr
 from rooftune.tuner.files import read_text, shown_path
@@ -133,22 +135,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
     server = parser.add_argument_group("server")
-    server.add_argument("--url", required=True, metavar="URL", help="OpenAI-compatible server, http://HOST:PORT")
+    url = "OpenAI-compatible server, http://HOST:PORT"
+    add_value(server, "--url", base_url, "URL", url, required=True)
     server.add_argument("--model", metavar="NAME", help="model to ask for (default: the first that it lists)")
     server.add_argument("--api-key-file", metavar="FILE", help="file with the server's API key")
-    server.add_argument("--tuning-url", metavar="URL", help="where its tuning protocol answers: the engine's own times")
+    tuning_url = "where its tuning protocol answers: the engine's own times"
+    add_value(server, "--tuning-url", base_url, "URL", tuning_url)
     server.add_argument("--tuning-token-file", metavar="FILE", help="token of that (alone: at --url)")
-    server.add_argument("--vocab", metavar="N", help="token ids are below it (default: the server's, or 1000)")
-    server.add_argument("--timeout", default="10m", metavar="TIME", help="longest answer, then it failed (default 10m)")
+    vocab = partial(parse_count, low=MIN_VOCAB_TOKENS, high=MAX_VOCAB_TOKENS)
+    add_value(server, "--vocab", vocab, "N", "token ids are below it (default: the server's, or 1000)")
+    timeout = "longest answer, then it failed (default 10m)"
+    add_value(server, "--timeout", parse_duration, "TIME", timeout, default=600.0)
     add_traffic_flags(parser, needed=False)
     made = parser.add_argument_group("or made traffic")
-    made.add_argument("--preset", metavar="NAME", help=", ".join(PRESETS))
-    made.add_argument("--rate", metavar="RPS", help="preset: requests per second (default 1)")
-    made.add_argument("--span", metavar="TIME", help="preset: how long (default 60s)")
-    made.add_argument("--preset-seed", metavar="N", help="preset: same seed, same arrivals and lengths (default 0)")
-    made.add_argument("--length-scale", metavar="X", help="all lengths times X, for a small model (default 1)")
+    seed = partial(parse_count, low=0, high=MAX_SEED)
+    add_value(made, "--preset", partial(parse_choice, known=PRESETS), "NAME", ", ".join(PRESETS))
+    add_value(made, "--rate", parse_rate, "RPS", "preset: requests per second (default 1)")
+    add_value(made, "--span", parse_duration, "TIME", "preset: how long (default 60s)")
+    add_value(made, "--preset-seed", seed, "N", "preset: same seed, same arrivals and lengths (default 0)")
+    add_value(made, "--length-scale", parse_positive, "X", "all lengths times X, for a small model (default 1)")
     add_target_flags(parser)
-    parser.add_argument("--seed", metavar="N", help="of the prompts' content (default: a new one each time)")
+    add_value(parser, "--seed", seed, "N", "of the prompts' content (default: a new one each time)")
     parser.add_argument("--out", metavar="FILE", help="write every request, gap and figure to it (JSON)")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object and nothing else")
     parser.add_argument("--quiet", action="store_true", help="no progress")
@@ -160,7 +167,7 @@ def run(args: argparse.Namespace) -> int:
     slo, _ = read_slo(args, needed=False)
     if args.out is not None:
         check_out_file(args.out)
-    seed = secrets.randbits(48) if args.seed is None else parse_count(args.seed, "--seed", low=0, high=MAX_SEED)
+    seed = secrets.randbits(48) if args.seed is None else args.seed
     job, changes = _job(args, seed)
     with progress_to_stderr(args.quiet) as progress:
         total = len(job.traffic)
@@ -178,22 +185,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _job(args: argparse.Namespace, seed: int) -> tuple[Job, tuple[str, ...]]:
-    url = base_url(args.url, "--url")
-    tuning_url = None if args.tuning_url is None else base_url(args.tuning_url, "--tuning-url")
+    tuning_url = args.tuning_url
     if tuning_url is None and args.tuning_token_file is not None:
-        tuning_url = url
-    vocab = args.vocab
-    if vocab is not None:
-        vocab = parse_count(vocab, "--vocab", low=MIN_VOCAB_TOKENS, high=MAX_VOCAB_TOKENS)
-    limit_s = parse_duration(args.timeout, "--timeout")
+        tuning_url = args.url
     api_key = _secret(args.api_key_file, "--api-key-file")
     token = _secret(args.tuning_token_file, "--tuning-token-file")
     traffic, changes = _traffic(args)
     if args.length_scale is not None:
-        factor = parse_positive(args.length_scale, "--length-scale")
-        traffic = scale_lengths(traffic, factor)
-        changes = (*changes, f"lengths times {factor:g}")
-    job = Job(traffic, url, seed, limit_s, args.model, api_key, vocab, tuning_url, token)
+        traffic = scale_lengths(traffic, args.length_scale)
+        changes = (*changes, f"lengths times {args.length_scale:g}")
+    job = Job(traffic, args.url, seed, args.timeout, args.model, api_key, args.vocab, tuning_url, token)
     return job, changes
 
 
@@ -202,17 +203,14 @@ def _traffic(args: argparse.Namespace) -> tuple[Traffic, tuple[str, ...]]:
         raise InputError("give the traffic with --traffic FILE or with --preset NAME, one of the two")
     owned, owner = (("rate", "span", "preset_seed"), "--preset") if args.preset is None else (_FILE_ONLY, "--traffic")
     for name in owned:
-        if getattr(args, name) not in (None, False, "", "auto"):
+        value = getattr(args, name)
+        if value is not None and value is not False and value != "auto":
             raise InputError(f"{flag_of(name)} belongs to {owner}; drop it")
     if args.preset is None:
         return read_traffic(args)
-    rate_rps = 1.0 if args.rate is None else parse_rate(args.rate)
-    factor = 1.0 if args.rate_scale is None else parse_rate_scale(args.rate_scale)
-    span_s = parse_duration(args.span or "60s", "--span")
-    seed = parse_count(args.preset_seed or "0", "--preset-seed", low=0, high=MAX_SEED)
-    made = preset_traffic(args.preset, rate_rps, span_s, seed)
-    changes = () if factor == 1.0 else (f"arrivals {factor:g} times as fast",)
-    return replace(scale_rate(made, factor), name=made.name), changes
+    made = preset_traffic(args.preset, args.rate or 1.0, args.span or 60.0, args.preset_seed or 0)
+    changes = () if args.rate_scale == 1.0 else (f"arrivals {args.rate_scale:g} times as fast",)
+    return replace(scale_rate(made, args.rate_scale), name=made.name), changes
 
 
 def _secret(path: str | None, flag: str) -> str | None:

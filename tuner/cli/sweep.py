@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from functools import partial
 
 from rooftune.policies.commands import Command
 from rooftune.policies.errors import InputError
@@ -9,7 +10,7 @@ from rooftune.policies.request import Setting
 from rooftune.tuner.cli.flags.engine import MAX_ENGINE_TOKENS, add_engine_flags, read_engine
 from rooftune.tuner.cli.flags.target import add_target_flags, read_slo
 from rooftune.tuner.cli.flags.traffic import add_model_flag, add_traffic_flags, read_model, read_traffic
-from rooftune.tuner.cli.flags.values import parse_count
+from rooftune.tuner.cli.flags.values import add_value, parse_count
 from rooftune.tuner.cli.output import progress_to_stderr, warm_twin
 from rooftune.tuner.report.build import engine_part, traffic_part
 from rooftune.tuner.report.replays import many_settings, record_line, replay_record, table_text, what_was_replayed
@@ -33,8 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_traffic_flags(parser)
     add_model_flag(parser)
     grid = parser.add_argument_group("grid")
-    grid.add_argument("--budgets", metavar="LIST", help=f"token budgets (default {BUDGETS}, up to the ceiling)")
-    grid.add_argument("--caps", metavar="LIST", default="0", help="chunk caps, 0 = none (default 0)")
+    budgets = f"token budgets (default {BUDGETS}, up to the ceiling)"
+    add_value(grid, "--budgets", partial(parse_counts, low=1), "LIST", budgets)
+    caps = "chunk caps, 0 = none (default 0)"
+    add_value(grid, "--caps", partial(parse_counts, low=0), "LIST", caps, default=[0])
     add_target_flags(parser)
     add_engine_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object with a row a setting, nothing else")
@@ -62,10 +65,10 @@ def parse_counts(text: str, what: str, *, low: int) -> list[int]:
 def run(args: argparse.Namespace) -> int:
     """Replay the grid and print it. Raises InputError before the first replay."""
     slo, _ = read_slo(args)
-    budgets = parse_counts(BUDGETS if args.budgets is None else args.budgets, "--budgets", low=1)
-    caps = parse_counts(args.caps, "--caps", low=0)
-    if len(budgets) * len(caps) > MOST_SETTINGS:
-        raise InputError(f"the grid has {len(budgets) * len(caps)} settings, must be at most {MOST_SETTINGS}; thin it")
+    budgets: list[int] = args.budgets or parse_counts(BUDGETS, "--budgets", low=1)
+    settings = len(budgets) * len(args.caps)
+    if settings > MOST_SETTINGS:
+        raise InputError(f"the grid has {settings} settings, must be at most {MOST_SETTINGS}; thin it")
     model, model_part = read_model(args.step_model)
     traffic, changes = read_traffic(args)
     engine, traffic, caching, sources = read_engine(args, traffic)
@@ -76,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         ]
     grid = [
         Setting(step_tokens=budget, chunk_cap_tokens=cap, max_running=engine.sequence_ceiling)
-        for cap in caps
+        for cap in args.caps
         for budget in budgets
     ]
     for setting in grid:

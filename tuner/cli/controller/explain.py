@@ -1,6 +1,7 @@
 """``rooftune explain N``: why cycle N did what it did, in five plain lines."""
 
 import argparse
+from functools import partial
 
 from rooftune.policies.commands import Command
 from rooftune.policies.errors import RefusedError
@@ -13,15 +14,15 @@ from rooftune.tuner.control.state.store import StateFile
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``explain``."""
-    parser.add_argument("number", metavar="N", nargs="?", help="number of the cycle (default: the latest)")
+    number = partial(parse_count, what="N")
+    parser.add_argument("number", type=number, metavar="N", nargs="?", help="number of the cycle (default: the latest)")
     add_state_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Five lines. 1: there is no such cycle."""
-    number = None if arguments.number is None else parse_count(arguments.number, "N")
     with StateFile.visit(state_folder(arguments, read_config(arguments))) as state:
-        record = _record(state, number)
+        record = _record(state, arguments.number)
     for line in explain(record):
         print(line)
     return 0

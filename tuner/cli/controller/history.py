@@ -5,10 +5,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 
 from rooftune.policies.commands import Command
 from rooftune.tuner.cli.controller.client import add_state_flags, read_config, state_folder
-from rooftune.tuner.cli.flags.values import parse_count
+from rooftune.tuner.cli.flags.values import add_value, parse_count
 from rooftune.tuner.cli.output import table
 from rooftune.tuner.control.explain.explain import knobs, points, share
 from rooftune.tuner.control.outcome import CycleRecord, Knobs
@@ -22,14 +23,14 @@ _LEFT_PUSHES = frozenset({1, 5, 6})
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``history``."""
-    parser.add_argument("--last", metavar="N", default="100", help="cycles to look back (default 100)")
+    add_value(parser, "--last", partial(parse_count, high=MOST), "N", "cycles to look back (default 100)", default=100)
     parser.add_argument("--json", action="store_true", help="one JSON object with whole records")
     add_state_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print both tables, newest last; holds in a row for one reason share a line."""
-    count = parse_count(arguments.last, "--last", high=MOST)
+    count = arguments.last
     with StateFile.visit(state_folder(arguments, read_config(arguments))) as state:
         records = state.last(count)[::-1]
         oldest = records[0].number if records else 0

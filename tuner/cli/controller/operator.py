@@ -10,7 +10,7 @@ from rooftune.policies import wire
 from rooftune.policies.commands import Command
 from rooftune.policies.errors import InputError, RefusedError
 from rooftune.tuner.cli.controller.client import add_state_flags, ask, read_config, state_folder
-from rooftune.tuner.cli.flags.values import parse_duration
+from rooftune.tuner.cli.flags.values import add_value, parse_duration
 from rooftune.tuner.clock import Clock, SystemClock
 from rooftune.tuner.config import Config
 from rooftune.tuner.control.state import operator
@@ -25,7 +25,7 @@ ENGINE_TOKEN = "ROOFTUNE_ENGINE_TOKEN_FILE"
 
 def add_request_flags(parser: argparse.ArgumentParser, *, engine: bool) -> None:
     """Flags of a command that asks for something; engine: also straight at the engine."""
-    parser.add_argument("--reason", metavar="TEXT", default="by hand", help="why, for logs and history")
+    add_value(parser, "--reason", parse_reason, "TEXT", "why, for logs and history", default="by hand")
     add_state_flags(parser)
     group = parser.add_argument_group("from elsewhere")
     where = group.add_mutually_exclusive_group()
@@ -41,11 +41,11 @@ def actor() -> str:
     return "operator/" + "".join(letter for letter in name if letter.isprintable())[:50]
 
 
-def reason_of(arguments: argparse.Namespace) -> str:
-    """The reason, checked: one printable line."""
-    text = str(arguments.reason).strip()
+def parse_reason(text: str, what: str) -> str:
+    """One printable line."""
+    text = text.strip()
     if not text or not text.isprintable() or len(text) > MAX_REASON:
-        raise InputError(f"--reason is {text[:40]!r}, must be one line of 1 to {MAX_REASON} characters; shorten it")
+        raise InputError(f"{what} is {text[:40]!r}, must be one line of 1 to {MAX_REASON} characters; shorten it")
     return text
 
 
@@ -122,7 +122,7 @@ def _pause_flags(parser: argparse.ArgumentParser) -> None:
 
 def pause(arguments: argparse.Namespace) -> int:
     """Leave the flag; without a running controller the next one begins paused."""
-    reason = reason_of(arguments)
+    reason = arguments.reason
     if arguments.face is not None:
         ask(arguments.face, "/pause", arguments.token_file, {"actor": actor(), "reason": reason})
         print("paused; go on with: rooftune resume --face URL")
@@ -144,7 +144,7 @@ def _resume_flags(parser: argparse.ArgumentParser) -> None:
 
 def resume(arguments: argparse.Namespace) -> int:
     """At the controller, or straight at an engine that a revert has blocked."""
-    reason = reason_of(arguments)
+    reason = arguments.reason
     if arguments.engine is not None:
         print(resume_engine(engine_port(arguments.engine, arguments.token_file), reason))
         return 0
@@ -174,12 +174,13 @@ def _revert_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of ``revert``."""
     parser.epilog = REVERT_EPILOG
     add_request_flags(parser, engine=True)
-    parser.add_argument("--wait", metavar="TIME", default="60s", help="longest wait for the controller (default 60s)")
+    wait = "longest wait for the controller (default 60s)"
+    add_value(parser, "--wait", parse_duration, "TIME", wait, default=60.0)
 
 
 def revert(arguments: argparse.Namespace) -> int:
     """Straight at the engine, over a controller's page, or by the state folder."""
-    reason, wait_s = reason_of(arguments), parse_duration(arguments.wait, "--wait")
+    reason = arguments.reason
     if arguments.engine is not None:
         done = revert_engine(engine_port(arguments.engine, arguments.token_file), reason)
         print(f"reverted: {done}; blocked until: rooftune resume --engine {arguments.engine}")
@@ -188,16 +189,16 @@ def revert(arguments: argparse.Namespace) -> int:
         ask(arguments.face, "/revert", arguments.token_file, {"actor": actor(), "reason": reason})
         print("asked; the controller reverts in its next cycle and pushes nothing until: rooftune resume")
         return 0
-    return _revert_by_folder(Desk(arguments), arguments, reason, wait_s)
+    return _revert_by_folder(Desk(arguments), arguments, reason)
 
 
-def _revert_by_folder(desk: Desk, arguments: argparse.Namespace, reason: str, wait_s: float) -> int:
+def _revert_by_folder(desk: Desk, arguments: argparse.Namespace, reason: str) -> int:
     request = desk.write(operator.revert, reason)
     if desk.pid is not None:
-        if desk.wait_done(request, wait_s):
+        if desk.wait_done(request, arguments.wait):
             print(f"reverted by the controller (pid {desk.pid}); blocked until: rooftune resume")
             return 0
-        late = f"the controller (pid {desk.pid}) has not done it within {arguments.wait}"
+        late = f"the controller (pid {desk.pid}) has not done it within {arguments.wait:g} s"
         print(f"{late}; straight at the engine: rooftune revert --engine URL")
         return 3
     if desk.config is not None:

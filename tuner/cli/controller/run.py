@@ -2,11 +2,12 @@
 
 import argparse
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from rooftune.policies.commands import Command
 from rooftune.policies.errors import InputError
-from rooftune.tuner.cli.flags.values import flag_of, parse_count
+from rooftune.tuner.cli.flags.values import add_value, flag_of, parse_count
 from rooftune.tuner.config import Config, Override, TokenFile, json_schema, load_config
 from rooftune.tuner.config.tokens import read_token
 from rooftune.tuner.control.assemble import run_controller
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag_of(name), metavar=metavar, help=text)
     count = parser.add_mutually_exclusive_group()
     count.add_argument("--once", action="store_true", help="one cycle, then end")
-    count.add_argument("--cycles", metavar="N", help="so many cycles, then end")
+    add_value(count, "--cycles", partial(parse_count, high=10**9), "N", "end after N cycles")
     parser.add_argument("--report", metavar="DIR", help="write a report of what was found here")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--check", action="store_true", help="check the configuration, touch nothing, end")
@@ -45,9 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.print_schema:
         print(json_schema(), end="")
         return 0
-    cycles = 1 if arguments.once else None
-    if arguments.cycles is not None:
-        cycles = parse_count(arguments.cycles, "--cycles", high=10**9)
+    cycles = 1 if arguments.once else arguments.cycles
     report = None if arguments.report is None else _report(arguments.report)
     config = read(arguments)
     if arguments.check:

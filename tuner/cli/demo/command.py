@@ -37,7 +37,7 @@ from rooftune.tuner.cli.demo.story import (
     settled,
     status,
 )
-from rooftune.tuner.cli.flags.values import parse_duration
+from rooftune.tuner.cli.flags.values import add_value, parse_duration
 from rooftune.tuner.cli.output import Progress, progress_to_stderr, warm_twin
 from rooftune.tuner.control.outcome import CycleRecord
 from rooftune.tuner.control.state.store import StateFile
@@ -61,15 +61,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--work", default="build/demo", metavar="DIR", help="logs, traffic, state (default: %(default)s)"
     )
-    parser.add_argument(
-        "--span", default="220s", metavar="TIME", help="longest time with traffic (default: %(default)s)"
-    )
+    add_value(parser, "--span", parse_duration, "TIME", "longest time with traffic (default: 220s)", default=220.0)
     parser.add_argument("--quiet", action="store_true", help="no progress")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0: a push proved itself, or the traffic ran to its end; whatever it came to is printed."""
-    span_s = parse_duration(arguments.span, "--span")
+    span_s = arguments.span
     template = _template(arguments.config)
     work = Path(arguments.work)
     with (

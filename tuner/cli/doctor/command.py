@@ -14,7 +14,7 @@ from rooftune.tuner.cli.controller.client import add_state_flags, ask, read_conf
 from rooftune.tuner.cli.doctor.engine import Asked, engine_findings
 from rooftune.tuner.cli.doctor.env import allowlist_line, env_findings
 from rooftune.tuner.cli.doctor.finding import Check, Finding, bad, exit_code, note, ok
-from rooftune.tuner.cli.flags.values import flag_of, parse_duration
+from rooftune.tuner.cli.flags.values import add_value, flag_of, parse_duration
 from rooftune.tuner.clock import Clock, SystemClock
 from rooftune.tuner.config import Config
 from rooftune.tuner.control.state.store import StateFile
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     engine.add_argument("--engine", metavar="URL", help="its address: http, https or unix:/PATH")
     engine.add_argument("--token-file", metavar="FILE", help="its tuning token")
     engine.add_argument("--ca-file", metavar="FILE", help="certificates (PEM) to trust for https")
-    engine.add_argument("--timeout", metavar="TIME", help="longest wait for one answer (default: 5s)")
+    add_value(engine, "--timeout", parse_duration, "TIME", "longest wait for one answer (default: 5s)")
     env = parser.add_argument_group("a vLLM environment")
     env.add_argument("--vllm-env", metavar="DIR", help="the folder of the environment that vLLM runs in")
     env.add_argument(
@@ -89,9 +89,7 @@ def _asked(arguments: argparse.Namespace, config: Config | None) -> Asked | None
         return None
     token = arguments.token_file or (engine.token_file if engine else None)
     authority = arguments.ca_file or (engine.ca_file if engine else None)
-    total_s = engine.timeout_s if engine else 5.0
-    if arguments.timeout is not None:
-        total_s = parse_duration(arguments.timeout, "--timeout")
+    total_s = arguments.timeout or (engine.timeout_s if engine else 5.0)
     return Asked(
         url=url,
         token_file=None if token is None else Path(token),

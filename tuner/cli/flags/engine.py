@@ -1,11 +1,12 @@
 """Flags that describe the engine the twin stands for, and the setting in force there."""
 
 import argparse
+from functools import partial
 
 from rooftune.policies.errors import InputError
 from rooftune.policies.request import Boot, Setting
 from rooftune.tuner.cli.flags.traffic import without_prefixes
-from rooftune.tuner.cli.flags.values import parse_count
+from rooftune.tuner.cli.flags.values import Reader, add_value, parse_count
 from rooftune.tuner.record import Source
 from rooftune.tuner.sim.engine import Engine, check_setting
 from rooftune.tuner.traffic.workload import Traffic
@@ -24,31 +25,26 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "engine (a default is reported as assumed)",
         "pipeline parallelism above 1 is not modelled: its steps overlap, and these are one after the other",
     )
-    group.add_argument(
-        "--ceiling",
-        metavar="N",
-        help=f"max_num_batched_tokens at start: the largest budget the search may use (default {CEILING_TOKENS})",
-    )
-    group.add_argument("--kv-tokens", metavar="N", help=f"tokens that the KV pool holds (default {KV_TOKENS})")
-    group.add_argument("--block-tokens", metavar="N", help=f"tokens of a KV block (default {BLOCK_TOKENS})")
-    group.add_argument("--max-seqs", metavar="N", help=f"most requests in a step (default {MAX_SEQS})")
-    group.add_argument("--prefix-caching", metavar="on|off", help="prefixes are found again (default on)")
-    group.add_argument(
-        "--keep-decodes-moving",
-        metavar="on|off",
-        help="the engine runs Rooftune's scheduling rule that no prompt holds up answers (default off: plain vLLM)",
-    )
+    ceiling = f"max_num_batched_tokens at start: the largest budget the search may use (default {CEILING_TOKENS})"
+    add_value(group, "--ceiling", _tokens(), "N", ceiling)
+    add_value(group, "--kv-tokens", _tokens(), "N", f"tokens that the KV pool holds (default {KV_TOKENS})")
+    add_value(group, "--block-tokens", _tokens(65_536), "N", f"tokens of a KV block (default {BLOCK_TOKENS})")
+    add_value(group, "--max-seqs", _tokens(1_000_000), "N", f"most requests in a step (default {MAX_SEQS})")
+    add_value(group, "--prefix-caching", parse_switch, "on|off", "prefixes are found again (default on)")
+    rule = "the engine runs Rooftune's scheduling rule that no prompt holds up answers (default off: plain vLLM)"
+    add_value(group, "--keep-decodes-moving", parse_switch, "on|off", rule)
 
 
 def add_current_flags(parser: argparse.ArgumentParser) -> None:
     """What is set today."""
     group = parser.add_argument_group("setting in force today")
-    group.add_argument(
-        "--current-budget",
-        metavar="N",
-        help=f"token budget (default {CURRENT_BUDGET_TOKENS}, vLLM's default on a card below 70 GiB)",
-    )
-    group.add_argument("--current-cap", metavar="N", help="chunk cap, 0 = none (default 0)")
+    budget = f"token budget (default {CURRENT_BUDGET_TOKENS}, vLLM's default on a card below 70 GiB)"
+    add_value(group, "--current-budget", _tokens(), "N", budget)
+    add_value(group, "--current-cap", _tokens(low=0), "N", "chunk cap, 0 = none (default 0)")
+
+
+def _tokens(high: int = MAX_ENGINE_TOKENS, low: int = 1) -> Reader:
+    return partial(parse_count, low=low, high=high)
 
 
 def parse_switch(text: str, what: str) -> bool:
@@ -62,12 +58,13 @@ def read_engine(args: argparse.Namespace, traffic: Traffic) -> tuple[Engine, Tra
     """The engine; the traffic as that engine sees it (no prefixes when it does not cache them); whether it caches
     them; and for each value where it came from. Raises InputError.
     """
-    ceiling = _count(args.ceiling, "--ceiling", CEILING_TOKENS, high=MAX_ENGINE_TOKENS)
-    block = _count(args.block_tokens, "--block-tokens", BLOCK_TOKENS, high=65_536)
-    kv_tokens = _count(args.kv_tokens, "--kv-tokens", KV_TOKENS, low=block, high=MAX_ENGINE_TOKENS)
-    max_seqs = _count(args.max_seqs, "--max-seqs", MAX_SEQS, high=1_000_000)
-    caching = args.prefix_caching is None or parse_switch(args.prefix_caching, "--prefix-caching")
-    moving = args.keep_decodes_moving is not None and parse_switch(args.keep_decodes_moving, "--keep-decodes-moving")
+    ceiling = args.ceiling or CEILING_TOKENS
+    block = args.block_tokens or BLOCK_TOKENS
+    kv_tokens = args.kv_tokens or KV_TOKENS
+    max_seqs = args.max_seqs or MAX_SEQS
+    caching = args.prefix_caching is not False
+    if kv_tokens < block:
+        raise InputError(f"--kv-tokens is {kv_tokens}, must be at least one block ({block}); raise it")
     if ceiling < max_seqs:
         raise InputError(
             f"--ceiling is {ceiling}, must be at least the sequence cap ({max_seqs}); raise it or lower --max-seqs"
@@ -80,7 +77,7 @@ def read_engine(args: argparse.Namespace, traffic: Traffic) -> tuple[Engine, Tra
         chunking=1,
         reserve_whole_prompt=1,
         contents=1 if len(traffic.prefix_offsets) else 0,
-        keep_decodes_moving=int(moving),
+        keep_decodes_moving=int(args.keep_decodes_moving is True),
     )
     stated = {
         "ceiling_tokens": args.ceiling,
@@ -96,8 +93,7 @@ def read_engine(args: argparse.Namespace, traffic: Traffic) -> tuple[Engine, Tra
 
 def read_current(args: argparse.Namespace, engine: Engine) -> tuple[Setting, Source]:
     """The setting in force, and whether it was given or is the default. Raises InputError outside the envelope."""
-    budget = _count(args.current_budget, "--current-budget", CURRENT_BUDGET_TOKENS, high=MAX_ENGINE_TOKENS)
-    cap = _count(args.current_cap, "--current-cap", 0, low=0, high=MAX_ENGINE_TOKENS)
+    budget: int = args.current_budget or CURRENT_BUDGET_TOKENS
     given = args.current_budget is not None or args.current_cap is not None
     if not given:
         # A small engine's default budget is its ceiling, a wide one's its sequence cap.
@@ -106,10 +102,6 @@ def read_current(args: argparse.Namespace, engine: Engine) -> tuple[Setting, Sou
         raise InputError(
             f"--current-budget is {budget}, must be at most the ceiling ({engine.boot.ceiling_tokens}); raise --ceiling"
         )
-    setting = Setting(step_tokens=budget, chunk_cap_tokens=cap, max_running=engine.sequence_ceiling)
+    setting = Setting(step_tokens=budget, chunk_cap_tokens=args.current_cap or 0, max_running=engine.sequence_ceiling)
     check_setting(setting, engine)
     return setting, "given" if given else "assumed"
-
-
-def _count(text: str | None, what: str, default: int, *, low: int = 1, high: int) -> int:
-    return default if text is None else parse_count(text, what, low=low, high=high)

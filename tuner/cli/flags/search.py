@@ -3,12 +3,13 @@
 import argparse
 import os
 from dataclasses import dataclass
+from functools import partial
 
 import sqlalchemy
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from rooftune.policies.errors import InputError, UnreachableError
-from rooftune.tuner.cli.flags.values import parse_count
+from rooftune.tuner.cli.flags.values import add_value, parse_choice, parse_count
 from rooftune.tuner.search.space import EVERYTHING, STOCK_VLLM
 
 TRIALS = 200
@@ -30,15 +31,14 @@ class SearchWish:
 
 def add_search_flags(group: argparse._ArgumentGroup) -> None:
     """``--trials``, ``--seed``, ``--engine`` and ``--storage``."""
-    group.add_argument("--trials", metavar="N", help=f"settings that the search tries (default {TRIALS})")
-    group.add_argument("--seed", metavar="N", help="same seed, same search (default 0)")
-    group.add_argument(
-        "--engine",
-        default="vllm",
-        metavar="NAME",
-        help="whose knobs: vllm (budget and chunk cap, by flag) or rooftune (also caps and policies, for our engine "
-        "and for vLLM with the hook); default vllm",
+    trials = f"settings that the search tries (default {TRIALS})"
+    add_value(group, "--trials", partial(parse_count, high=100_000), "N", trials)
+    add_value(group, "--seed", partial(parse_count, low=0, high=2**32 - 1), "N", "same seed, same search (default 0)")
+    engine = (
+        "whose knobs: vllm (budget and chunk cap, by flag) or rooftune (also caps and policies, for our engine "
+        "and for vLLM with the hook); default vllm"
     )
+    add_value(group, "--engine", partial(parse_choice, known=KNOBS), "NAME", engine, default="vllm")
     group.add_argument(
         "--storage",
         metavar="URL",
@@ -53,15 +53,12 @@ def add_search_flags(group: argparse._ArgumentGroup) -> None:
 
 def read_search(args: argparse.Namespace) -> SearchWish:
     """Raises InputError, or UnreachableError when the database does not answer."""
-    if args.engine not in KNOBS:
-        raise InputError(f"--engine is {args.engine!r}, must be one of {', '.join(KNOBS)}; choose one")
-    trials = TRIALS if args.trials is None else parse_count(args.trials, "--trials", high=100_000)
-    seed = 0 if args.seed is None else parse_count(args.seed, "--seed", low=0, high=2**32 - 1)
     if args.study is not None and (args.storage is None or not args.study.strip() or len(args.study) > 100):
         raise InputError("--study names 1 to 100 letters and goes with --storage; give both or neither")
     if args.storage is not None:
         check_storage(args.storage)
-    return SearchWish(trials, seed, KNOBS[args.engine], args.storage, args.study)
+    trials = TRIALS if args.trials is None else args.trials
+    return SearchWish(trials, args.seed or 0, KNOBS[args.engine], args.storage, args.study)
 
 
 def check_storage(url: str) -> None:

@@ -2,11 +2,12 @@
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 from rooftune.policies.errors import InputError
 from rooftune.policies.slo import PROFILES, Metric, Slo, Target
-from rooftune.tuner.cli.flags.values import parse_duration
+from rooftune.tuner.cli.flags.values import add_value, parse_choice, parse_duration
 
 METRICS: dict[str, tuple[Metric, str]] = {
     "ttft": ("ttft", "arrival to first token"),
@@ -21,7 +22,7 @@ QUANTILES: tuple[str, ...] = (*(str(q) for q in range(1, 100)), "99.5", "99.9", 
 
 
 class _Append(argparse.Action):
-    """Collect (flag, metric, quantile, text) of every target flag in ``args.targets``."""
+    """Collect (flag, target) of every target flag in ``args.targets``."""
 
     def __call__(
         self,
@@ -31,7 +32,8 @@ class _Append(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         found = list(getattr(namespace, "targets", None) or [])
-        found.append((option_string, *cast(tuple[str, str], self.const), values))
+        metric, quantile = cast(tuple[Metric, str], self.const)
+        found.append((option_string, Target(metric, cast(float, values), round(float(quantile) / 100.0, 9))))
         namespace.targets = found
 
 
@@ -44,15 +46,18 @@ def add_target_flags(parser: argparse.ArgumentParser) -> None:
     for flag, (metric, meaning) in METRICS.items():
         for quantile in QUANTILES:
             shown = f"{meaning}; also {flag}-p50, -p95, ..." if quantile == "99" else argparse.SUPPRESS
+            name = f"--{flag}-p{quantile}"
             group.add_argument(
-                f"--{flag}-p{quantile}",
+                name,
+                type=partial(parse_duration, what=name),
                 action=_Append,
                 const=(metric, quantile),
                 dest="targets",
                 metavar="TIME",
                 help=shown,
             )
-    group.add_argument("--profile", metavar="NAME", help=f"named targets instead: {', '.join(PROFILES)}")
+    names = ", ".join(PROFILES)
+    add_value(group, "--profile", partial(parse_choice, known=PROFILES), "NAME", f"named targets instead: {names}")
     # With several hundred flags an abbreviation would only ever be ambiguous, at length.
     parser.allow_abbrev = False
 
@@ -62,15 +67,9 @@ def read_slo(args: argparse.Namespace, *, needed: bool = True) -> tuple[Slo, str
     if args.profile is not None:
         if args.targets:
             raise InputError(f"--profile {args.profile} and {args.targets[0][0]} exclude each other; keep one")
-        if args.profile not in PROFILES:
-            raise InputError(f"--profile is {args.profile!r}, must be one of {', '.join(PROFILES)}; choose one")
         return PROFILES[args.profile], args.profile
     if not args.targets:
         if needed:
             raise InputError("no target given; give one, such as --ttft-p99 2s --gap-p99 30ms, or --profile chat")
         return Slo((), objective="tokens_per_s"), None
-    found = [
-        Target(metric, parse_duration(text, flag), round(float(quantile) / 100.0, 9))
-        for flag, metric, quantile, text in args.targets
-    ]
-    return Slo(tuple(found)), None
+    return Slo(tuple(target for _, target in args.targets)), None

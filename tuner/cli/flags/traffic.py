@@ -2,19 +2,26 @@
 
 import argparse
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from rooftune.policies.errors import InputError, shown
 from rooftune.policies.step_time import NAMED_MODELS, StepCost, StepModel, priced
-from rooftune.tuner.cli.flags.values import parse_burst, parse_duration, parse_rate_scale
+from rooftune.tuner.cli.flags.values import (
+    add_value,
+    parse_burst,
+    parse_choice,
+    parse_duration,
+    parse_pair,
+    parse_rate_scale,
+)
 from rooftune.tuner.files import shown_path
 from rooftune.tuner.model.intervals import model_draws
 from rooftune.tuner.model.model_file import load_step_model, read_model_file
 from rooftune.tuner.record import StepModelPart
 from rooftune.tuner.report.build import step_model_part
-from rooftune.tuner.traffic.reshape import add_burst, scale_rate, window
+from rooftune.tuner.traffic.reshape import Burst, add_burst, scale_rate, window
 from rooftune.tuner.traffic.traces import FORMATS, load_traffic
 from rooftune.tuner.traffic.workload import Traffic
 
@@ -25,40 +32,41 @@ def add_traffic_flags(parser: argparse.ArgumentParser, *, needed: bool = True) -
     """Which requests, and what is done to their times: first the window, then the rate, then the burst."""
     group = parser.add_argument_group("traffic")
     group.add_argument("--traffic", required=needed, metavar="FILE", help="trace or traffic file (CSV or JSON lines)")
-    group.add_argument("--format", default="auto", help=f"{', '.join(FORMATS)} (default auto: by the first line)")
+    formats = f"{', '.join(FORMATS)} (default auto: by the first line)"
+    add_value(group, "--format", partial(parse_choice, known=FORMATS), None, formats, default="auto")
     group.add_argument("--sort", action="store_true", help="sort requests that are out of order, instead of refusing")
-    group.add_argument(
-        "--window", metavar="START:LEN", help="only what arrives in it, e.g. 600s:10m, in the file's time"
-    )
-    group.add_argument("--rate-scale", metavar="X", help="arrivals X times as fast (default 1)")
-    group.add_argument("--burst", metavar="SPEC", help="2x@0.5:60s: twice as fast for 60 s from the middle on")
+    add_value(group, "--window", _window, "START:LEN", "only what arrives in it, e.g. 600s:10m, in the file's time")
+    add_value(group, "--rate-scale", parse_rate_scale, "X", "arrivals X times as fast (default 1)", default=1.0)
+    add_value(group, "--burst", _burst, "SPEC", "2x@0.5:60s: twice as fast for 60 s from the middle on")
 
 
 def read_traffic(args: argparse.Namespace) -> tuple[Traffic, tuple[str, ...]]:
     """The traffic as it will be replayed, named after its file, and what was done to its times. Raises InputError."""
-    # All flags first: a typo must not wait for a large file.
-    span = None if args.window is None else _window(args.window)
-    factor = 1.0 if args.rate_scale is None else parse_rate_scale(args.rate_scale)
-    burst = None if args.burst is None else parse_burst(args.burst)
+    factor: float = args.rate_scale
     traffic = load_traffic(args.traffic, format=args.format, sort=args.sort)
     name, changes = traffic.name, []
-    if span is not None:
-        traffic = window(traffic, *span)
-        changes.append(f"{span[1]:g} s from {span[0]:g} s on")
+    if args.window is not None:
+        start_s, length_s = args.window
+        traffic = window(traffic, start_s, length_s)
+        changes.append(f"{length_s:g} s from {start_s:g} s on")
     if factor != 1.0:
         traffic = scale_rate(traffic, factor)
         changes.append(f"arrivals {factor:g} times as fast")
-    if burst is not None:
+    if args.burst is not None:
+        text, burst = args.burst
         traffic = add_burst(traffic, burst)
-        changes.append(f"burst {args.burst.strip()}")
+        changes.append(f"burst {text}")
     return replace(traffic, name=name), tuple(changes)
 
 
-def _window(text: str) -> tuple[float, float]:
-    start, colon, length = text.partition(":")
-    if not colon:
-        raise InputError(f"--window is {shown(text)}, must be START:LEN; write 600s:10m")
-    return parse_duration(start, "start of --window", zero=True), parse_duration(length, "length of --window")
+def _window(text: str, what: str) -> tuple[float, float]:
+    start, length = parse_pair(text, what, "START:LEN", "600s:10m")
+    return parse_duration(start, f"start of {what}", zero=True), parse_duration(length, f"length of {what}")
+
+
+def _burst(text: str, what: str) -> tuple[str, Burst]:
+    """The burst, with its text for the report."""
+    return text.strip(), parse_burst(text, what)
 
 
 def without_prefixes(traffic: Traffic) -> Traffic:

@@ -1,11 +1,14 @@
 """Values as people write them on a command line: 30ms, 1/30, 2x@0.5:60s. One way to write each, for every command.
 
-Each parser takes the text and the flag it came from, and raises InputError with value, bound and remedy. (They
-are called in ``run`` and not as argparse types, because argparse would add its usage text to the one line.)
+Each reader takes the text and the name of its flag, and raises InputError with value, bound and remedy, which argparse
+passes on as it is. A reader looks at the text alone: what depends on a file, a database or another flag is checked in
+the command's ``run``.
 """
 
+import argparse
 import math
 import re
+from collections.abc import Callable, Iterable
 
 from rooftune.policies.errors import InputError, shown
 from rooftune.tuner.clock import MAX_DURATION_S, NUMBER, in_seconds
@@ -18,6 +21,30 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _RATIO = re.compile(rf"({NUMBER})/({NUMBER})")
 
 MAX_COUNT = 10**15
+Reader = Callable[[str, str], object]
+
+
+def add_value(
+    where: argparse._ActionsContainer,
+    flag: str,
+    read: Reader,
+    metavar: str | None,
+    help: str,
+    *,
+    default: object = None,
+    required: bool = False,
+    action: str = "store",
+) -> None:
+    """A flag whose text ``read`` turns into a value. default: the value itself, not its text."""
+    where.add_argument(
+        flag,
+        type=lambda text: read(text, flag),
+        metavar=metavar,
+        help=help,
+        default=default,
+        required=required,
+        action=action,
+    )
 
 
 def _refuse(what: str, text: str, bound: str, remedy: str) -> InputError:
@@ -68,6 +95,13 @@ def parse_count(text: str, what: str, *, low: int = 1, high: int = MAX_COUNT) ->
     if value is None or not low <= value <= high:
         raise _refuse(what, text, f"a whole number within {low}..{high}", "correct it")
     return value
+
+
+def parse_choice(text: str, what: str, known: Iterable[str]) -> str:
+    """One of the known words."""
+    if text not in known:
+        raise _refuse(what, text, f"one of {', '.join(known)}", "choose one")
+    return text
 
 
 def parse_share(text: str, what: str, *, ends: bool = True) -> float:
@@ -129,6 +163,14 @@ def parse_lengths(text: str, what: str) -> Lengths:
             return Constant(parse_count(text, what))
     remedy = "write 1000, 100-1500, exp:200 or lognormal:800,1.0"
     raise _refuse(what, text, "a number of tokens or a distribution of them", remedy)
+
+
+def parse_pair(text: str, what: str, form: str, example: str) -> tuple[str, str]:
+    """The two sides of a text with a colon. form: such as START:LEN, for the message."""
+    first, colon, second = text.strip().partition(":")
+    if not colon:
+        raise _refuse(what, text, form, f"write {example}")
+    return first, second
 
 
 def flag_of(name: str) -> str:
