@@ -13,6 +13,7 @@ from rooftune.tuner.cli.flags.values import (
     parse_rate,
     parse_rate_scale,
     parse_share,
+    parse_url,
 )
 from rooftune.tuner.traffic.generate import Constant, Exponential, LogNormal, Uniform
 from rooftune.tuner.traffic.reshape import Burst
@@ -98,6 +99,20 @@ def test_bursts() -> None:
 def test_bad_bursts(text: str) -> None:
     with pytest.raises(InputError):
         parse_burst(text)
+
+
+def test_addresses() -> None:
+    for text in ("http://h:1", "http://h:1/", "http://h:1/v1", " http://h:1/v1/ ", "http://h:1/tuning/v1"):
+        assert parse_url(text, "--url", sockets=False) == "http://h:1"
+    for text in ("h:1", "ftp://h", "http://", "http://h:x", "http://u:p@h", "http://h?a=1", "http://h a", "unix:/x"):
+        with pytest.raises(InputError, match="--url"):
+            parse_url(text, "--url", sockets=False)
+    assert parse_url("unix:///tmp/x", "--engine") == "unix:/tmp/x"
+    assert parse_url("http://h:1/v1/", "--face", engine=False) == "http://h:1/v1"
+    for text in ("http://u:secret@h:port", "ftp://u:secret@h", "http://h:0", "unix:x"):
+        with pytest.raises(InputError) as caught:
+            parse_url(text, "--engine")
+        assert "secret" not in str(caught.value)
 
 
 def test_lengths() -> None:

@@ -20,7 +20,7 @@ TUNER_LAYERS: tuple[tuple[str, ...], ...] = (
     ("observe", "ports", "sim"),
     ("model", "traffic"),
     ("config", "record"),
-    ("clock", "files"),
+    ("address", "clock", "files"),
 )
 
 # Inside tuner.control: the loop may use every room, a room only its own modules and the shared values beside the rooms.

@@ -11,7 +11,7 @@ import pytest
 
 from rooftune.policies.errors import InputError, RefusedError, UnreachableError
 from rooftune.tuner.replay import client
-from rooftune.tuner.replay.client import ask, base_url, served_model
+from rooftune.tuner.replay.client import ask, served_model
 from rooftune.tuner.replay.result_file import RequestPart
 from rooftune.tuner.replay.stream import BadStream, Event, EventReader, Flight
 from tests.replay.stub import DONE, event, token, usage
@@ -200,14 +200,6 @@ def test_a_model_list_without_an_end_is_one_line(
         asyncio.run(look())
     assert "http://x/v1/models" in str(refused.value) and "\n" not in str(refused.value)
     assert script.read_bytes <= 100_000 + 65536
-
-
-def test_addresses() -> None:
-    for text in ("http://h:1", "http://h:1/", "http://h:1/v1", " http://h:1/v1/ ", "http://h:1/tuning/v1"):
-        assert base_url(text, "--url") == "http://h:1"
-    for text in ("h:1", "ftp://h", "http://", "http://h:x", "http://u:p@h", "http://h?a=1", "http://h a"):
-        with pytest.raises(InputError, match="--url"):
-            base_url(text, "--url")
 
 
 def test_the_reader_ignores_comments_and_other_fields_and_bounds_an_event() -> None:

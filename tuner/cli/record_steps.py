@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rooftune.policies.commands import Command, exit_code_of
 from rooftune.policies.errors import InputError
-from rooftune.tuner.cli.flags.values import add_value, parse_duration
+from rooftune.tuner.cli.flags.values import add_value, parse_duration, parse_url
 from rooftune.tuner.cli.output import check_out_file
 from rooftune.tuner.clock import Clock, SystemClock
 from rooftune.tuner.config.tokens import read_token
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``record-steps``."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
-    parser.add_argument("--engine", required=True, metavar="URL", help="where the engine serves its tuning protocol")
+    add_value(parser, "--engine", parse_url, "URL", "where the engine serves its tuning protocol", required=True)
     parser.add_argument("--engine-token-file", metavar="FILE", help="its tuning token, where it asks for one")
     parser.add_argument("--out", required=True, metavar="FILE", help="write the steps here (CSV; gzip with .gz)")
     add_value(parser, "--for", parse_duration, "TIME", "how long to go on recording, e.g. 60s", default=0.0)

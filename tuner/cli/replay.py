@@ -24,11 +24,11 @@ from rooftune.tuner.cli.flags.values import (
     parse_duration,
     parse_positive,
     parse_rate,
+    parse_url,
 )
 from rooftune.tuner.cli.output import check_out_file, progress_to_stderr
 from rooftune.tuner.files import read_text, shown_path
 from rooftune.tuner.record import MarginPart, Seconds
-from rooftune.tuner.replay.client import base_url
 from rooftune.tuner.replay.outcomes import client_outcomes, engine_outcomes, verdict
 from rooftune.tuner.replay.prompts import MAX_VOCAB_TOKENS, MIN_VOCAB_TOKENS, PRESETS, preset_traffic, scale_lengths
 from rooftune.tuner.replay.result_file import SCHEMA, VERSION, ReplayResult, VerdictPart, summary_line, write_result
@@ -135,12 +135,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
     server = parser.add_argument_group("server")
-    url = "OpenAI-compatible server, http://HOST:PORT"
-    add_value(server, "--url", base_url, "URL", url, required=True)
+    address = partial(parse_url, sockets=False)
+    add_value(server, "--url", address, "URL", "OpenAI-compatible server, http://HOST:PORT", required=True)
     server.add_argument("--model", metavar="NAME", help="model to ask for (default: the first that it lists)")
     server.add_argument("--api-key-file", metavar="FILE", help="file with the server's API key")
     tuning_url = "where its tuning protocol answers: the engine's own times"
-    add_value(server, "--tuning-url", base_url, "URL", tuning_url)
+    add_value(server, "--tuning-url", address, "URL", tuning_url)
     server.add_argument("--tuning-token-file", metavar="FILE", help="token of that (alone: at --url)")
     vocab = partial(parse_count, low=MIN_VOCAB_TOKENS, high=MAX_VOCAB_TOKENS)
     add_value(server, "--vocab", vocab, "N", "token ids are below it (default: the server's, or 1000)")

@@ -8,13 +8,13 @@ import ipaddress
 import math
 import re
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from rooftune.policies.errors import shown
 from rooftune.policies.guard import WEEK_MINUTES, WeekSpan
+from rooftune.tuner.address import flaw_of
 from rooftune.tuner.clock import MAX_DURATION_S, NUMBER, in_seconds
 
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -83,21 +83,9 @@ Name = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_line)
 
 
 def _url(text: str) -> str:
-    if re.fullmatch(r"unix:/[^\s]+", text):
-        return text
-    try:
-        parts = urlsplit(text)
-        port = parts.port
-    except ValueError:
-        raise wrong(
-            text, "an address of the form http://HOST:PORT", "correct it, or write unix:/PATH/OF/SOCKET"
-        ) from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or re.search(r"\s", text):
-        raise wrong(text, "an address of the form http://HOST:PORT", "correct it, or write unix:/PATH/OF/SOCKET")
-    if parts.username is not None or parts.password is not None:
-        raise wrong("an address with a password", "without user and password", "use engine.token_file")
-    if parts.query or parts.fragment or port == 0:
-        raise wrong(text, "without a query, a fragment and port 0", "give scheme, host, port and nothing else")
+    flaw = flaw_of(text)
+    if flaw is not None:
+        raise wrong(*flaw)
     return text.rstrip("/")
 
 

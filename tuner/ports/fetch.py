@@ -13,9 +13,9 @@ from pathlib import Path
 import httpcore
 
 from rooftune.policies.errors import InputError, bad_value
+from rooftune.tuner.address import Address, parse_address
 from rooftune.tuner.clock import Clock, SystemClock
 from rooftune.tuner.config.tokens import read_token
-from rooftune.tuner.ports.address import Address, parse_address
 from rooftune.tuner.ports.base import PortError, PortFault
 
 
@@ -132,7 +132,7 @@ class Fetcher:
         what: str = "engine",
     ) -> None:
         self._what = what
-        self.where: Address = parse_address(base_url, what)
+        self.where: Address = parse_address(base_url, f"{what} address", engine=what == "engine")
         self._token_file = token_file
         if token_file is not None:
             read_token(token_file)

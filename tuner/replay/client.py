@@ -6,7 +6,6 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import httpx
 
@@ -30,21 +29,6 @@ class Model:
     name: str | None = None
     max_tokens: int | None = None
     vocab_tokens: int | None = None
-
-
-def base_url(text: str, what: str) -> str:
-    """``http://host:8000`` of that, with or without a slash, /v1 or /tuning/v1 at its end. Raises InputError."""
-    url = text.strip().rstrip("/").removesuffix("/v1").removesuffix("/tuning")
-    try:
-        parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        good = False
-    if not good or parts.query or parts.fragment or not url.isprintable() or " " in url:
-        raise InputError(f"{what} is {text[:80]!r}, must be an http or https address; write http://127.0.0.1:8000")
-    if parts.username or parts.password:
-        raise InputError(f"{what} must hold no password; put it into a file and name that with --api-key-file")
-    return url
 
 
 def open_client(key: str | None, tls: ssl.SSLContext | bool = True) -> httpx.AsyncClient:

@@ -3,10 +3,12 @@
 import argparse
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rooftune.policies.errors import InputError, RefusedError, UnreachableError
+from rooftune.tuner.cli.flags.values import add_value, parse_url
 from rooftune.tuner.config import Config, load_config
 from rooftune.tuner.files import at_home
 from rooftune.tuner.ports.base import PortError
@@ -19,11 +21,8 @@ MAX_ANSWER_BYTES = 4_000_000
 def ask(face: str, path: str, token_file: str | None = None, body: dict[str, str] | None = None) -> dict[str, Any]:
     """The JSON answer of a page; a body makes it a POST. No proxy and no redirect is followed.
 
-    Raises InputError for a bad address, UnreachableError without an answer, RefusedError when it refuses.
+    Raises InputError for a bad token file, UnreachableError without an answer, RefusedError when it refuses.
     """
-    if not face.startswith(("http://", "https://")) or not face.isprintable() or " " in face or "@" in face:
-        shown_face = face if "@" not in face else "an address with a user"  # and maybe a password
-        raise InputError(f"--face is {shown_face!r}, must be http://HOST:PORT of a controller; correct it")
     data = None if body is None else json.dumps(body).encode()
     fetcher = Fetcher(face, None if token_file is None else Path(token_file), TIMEOUTS, what="controller")
     try:
@@ -53,6 +52,11 @@ def _parsed(face: str, path: str, status: int, text: bytes, *, asked: bool) -> d
 
 
 DEFAULT_FOLDER = "rooftune-state"
+
+
+def add_face_flag(where: argparse._ActionsContainer, help: str) -> None:
+    """--face, the address of a controller's pages."""
+    add_value(where, "--face", partial(parse_url, engine=False, sockets=False), "URL", help)
 
 
 def add_state_flags(parser: argparse.ArgumentParser) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from rooftune.policies import wire
 from rooftune.policies.commands import Command
 from rooftune.policies.errors import InputError, RefusedError
-from rooftune.tuner.cli.controller.client import add_state_flags, ask, read_config, state_folder
-from rooftune.tuner.cli.flags.values import add_value, parse_duration
+from rooftune.tuner.cli.controller.client import add_face_flag, add_state_flags, ask, read_config, state_folder
+from rooftune.tuner.cli.flags.values import add_value, parse_duration, parse_url
 from rooftune.tuner.clock import Clock, SystemClock
 from rooftune.tuner.config import Config
 from rooftune.tuner.control.state import operator
@@ -29,9 +29,9 @@ def add_request_flags(parser: argparse.ArgumentParser, *, engine: bool) -> None:
     add_state_flags(parser)
     group = parser.add_argument_group("from elsewhere")
     where = group.add_mutually_exclusive_group()
-    where.add_argument("--face", metavar="URL", help="ask a controller over HTTP instead (needs --token-file)")
+    add_face_flag(where, "ask a controller over HTTP instead (needs --token-file)")
     if engine:
-        where.add_argument("--engine", metavar="URL", help="straight at the engine: no controller needed")
+        add_value(where, "--engine", parse_url, "URL", "straight at the engine: no controller needed")
     group.add_argument("--token-file", metavar="FILE", help="bearer token of the controller or of the engine asked")
 
 

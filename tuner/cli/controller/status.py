@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from rooftune.policies.commands import Command
 from rooftune.policies.errors import UnreachableError
-from rooftune.tuner.cli.controller.client import add_state_flags, ask, read_config, state_folder
+from rooftune.tuner.cli.controller.client import add_face_flag, add_state_flags, ask, read_config, state_folder
 from rooftune.tuner.clock import SystemClock
 from rooftune.tuner.control.explain.explain import knobs, seconds, share
 from rooftune.tuner.control.outcome import CycleRecord
@@ -22,7 +22,7 @@ SCHEMA = "rooftune.status"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``status``."""
     parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.add_argument("--face", metavar="URL", help="ask a controller over HTTP instead of reading its folder")
+    add_face_flag(parser, "ask a controller over HTTP instead of reading its folder")
     add_state_flags(parser)
 
 

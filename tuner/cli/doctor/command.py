@@ -10,11 +10,11 @@ from pathlib import Path
 
 from rooftune.policies.commands import Command
 from rooftune.policies.errors import InputError, RooftuneError
-from rooftune.tuner.cli.controller.client import add_state_flags, ask, read_config, state_folder
+from rooftune.tuner.cli.controller.client import add_face_flag, add_state_flags, ask, read_config, state_folder
 from rooftune.tuner.cli.doctor.engine import Asked, engine_findings
 from rooftune.tuner.cli.doctor.env import allowlist_line, env_findings
 from rooftune.tuner.cli.doctor.finding import Check, Finding, bad, exit_code, note, ok
-from rooftune.tuner.cli.flags.values import add_value, flag_of, parse_duration
+from rooftune.tuner.cli.flags.values import add_value, flag_of, parse_duration, parse_url
 from rooftune.tuner.clock import Clock, SystemClock
 from rooftune.tuner.config import Config
 from rooftune.tuner.control.state.store import StateFile
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``doctor``."""
     parser.add_argument("--json", action="store_true", help="one JSON object")
     engine = parser.add_argument_group("an engine")
-    engine.add_argument("--engine", metavar="URL", help="its address: http, https or unix:/PATH")
+    add_value(engine, "--engine", parse_url, "URL", "its address: http, https or unix:/PATH")
     engine.add_argument("--token-file", metavar="FILE", help="its tuning token")
     engine.add_argument("--ca-file", metavar="FILE", help="certificates (PEM) to trust for https")
     add_value(engine, "--timeout", parse_duration, "TIME", "longest wait for one answer (default: 5s)")
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--vllm-plugins", metavar="NAMES", help=f"{VARIABLE} of the server now (default: the variable of this shell)"
     )
     add_state_flags(parser)
-    parser.add_argument("--face", metavar="URL", help="a running controller's pages, for its latest signals")
+    add_face_flag(parser, "a running controller's pages, for its latest signals")
 
 
 def run(arguments: argparse.Namespace) -> int:

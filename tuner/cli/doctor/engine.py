@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from rooftune.policies import wire
+from rooftune.tuner.address import parse_address
 from rooftune.tuner.cli.doctor.finding import Check, Finding, bad, note, ok
 from rooftune.tuner.clock import Clock
 from rooftune.tuner.control.signals.find import FREEZING, find_signals
 from rooftune.tuner.observe.protocol import ProtocolReader, Reading
-from rooftune.tuner.ports.address import parse_address
 from rooftune.tuner.ports.base import PortError, PortFault
 from rooftune.tuner.ports.http import HttpPort, Timeouts
 from rooftune.tuner.ports.vllm.port import Access, Found, discover
@@ -63,7 +63,7 @@ def engine_findings(asked: Asked, clock: Clock) -> Iterator[Finding]:
 
 
 def _encryption(asked: Asked) -> Iterator[Finding]:
-    where = parse_address(asked.url)
+    where = parse_address(asked.url, "engine address")
     if asked.token_file is not None and not (where.encrypted or where.local):
         yield note(Check.ENCRYPTION, "the token travels unencrypted", "use https, or a tunnel or mesh that encrypts")
 

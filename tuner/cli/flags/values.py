@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 
 from rooftune.policies.errors import InputError, shown
+from rooftune.tuner.address import parse_address
 from rooftune.tuner.clock import MAX_DURATION_S, NUMBER, in_seconds
 from rooftune.tuner.traffic.generate import Constant, Exponential, Lengths, LogNormal, Uniform
 from rooftune.tuner.traffic.reshape import MAX_RATE_SCALE, Burst
@@ -163,6 +164,11 @@ def parse_lengths(text: str, what: str) -> Lengths:
             return Constant(parse_count(text, what))
     remedy = "write 1000, 100-1500, exp:200 or lognormal:800,1.0"
     raise _refuse(what, text, "a number of tokens or a distribution of them", remedy)
+
+
+def parse_url(text: str, what: str, *, engine: bool = True, sockets: bool = True) -> str:
+    """The address of an engine or a controller in its one form; the flags of ``parse_address``."""
+    return str(parse_address(text.strip(), what, engine=engine, sockets=sockets))
 
 
 def parse_pair(text: str, what: str, form: str, example: str) -> tuple[str, str]:
