@@ -3,11 +3,13 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC
 from typing import Any
 
 from rooftune.policies.guard import GuardLimits
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo, Target
+from rooftune.policies.verify import RollbackThresholds
 from rooftune.tuner.control.cycle.loop import Controller
 from rooftune.tuner.control.job import Answer, Job, WorkerError
 from rooftune.tuner.control.options import LoopOptions
@@ -154,6 +156,8 @@ def options(**changes: Any) -> LoopOptions:
         "live": True,
         "slo": SLO,
         "limits": BOLD,
+        "thresholds": RollbackThresholds(),
+        "bounds": {"step_tokens": (1.0, math.inf), "chunk_cap_tokens": (0.0, math.inf)},
         "cycle_s": 10.0,
         "window_s": 120.0,
         "verify_s": 60.0,
@@ -162,7 +166,12 @@ def options(**changes: Any) -> LoopOptions:
         "search_every_s": 60.0,
         "search_requests": 40,
         "min_requests": 40,
+        "harm_requests": 20,
         "trials": 10,
+        "seed": 0,
+        "study": "live",
+        "storage": None,
+        "zone": UTC,
     }
     return LoopOptions(**(given | changes))
 

@@ -30,6 +30,7 @@ from rooftune.tuner.files import at_home
 
 Mode = Literal["shadow", "live"]
 STUDIES = "studies.db"
+STATE_FOLDER = "rooftune-state"
 
 
 class Config(Section):
@@ -53,7 +54,7 @@ class Config(Section):
     rollback: RollbackSection = RollbackSection()
     maintenance: MaintenanceSection = MaintenanceSection()
     freeze_file: Path | None = Field(default=None, description="while this file exists nothing is pushed")
-    state: Path = Field(default=Path("rooftune-state"), description="folder of this controller alone")
+    state: Path = Field(default=Path(STATE_FOLDER), description="folder of this controller alone")
     storage: StorageUrl | None = Field(default=None, repr=False, description="Optuna URL of the studies")
     retention: RetentionSection = RetentionSection()
     listen: Listen | None = Field(default="127.0.0.1:9109", description="HOST:PORT, null for none")

@@ -1,24 +1,17 @@
-"""What the loop is told once, at its start: everything an operator may set, checked and in one value."""
+"""The configuration, which holds all bounds and defaults, in the terms of the loop."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
-from types import MappingProxyType
 
-from rooftune.policies.envelope import KNOB_NAMES
 from rooftune.policies.errors import bad_value
 from rooftune.policies.guard import GuardLimits
 from rooftune.policies.slo import Slo
 from rooftune.policies.verify import RollbackThresholds
 from rooftune.tuner.config import Config
-from rooftune.tuner.config.sections import LEASE_CYCLES
 
-# What every engine with the protocol can move; an engine that lacks one leaves it out by itself.
-PLAIN_KNOBS: Mapping[str, tuple[float, float]] = MappingProxyType(
-    {"step_tokens": (1.0, math.inf), "chunk_cap_tokens": (0.0, math.inf)}
-)
-# A loss is acted on from so few requests: its interval says by itself whether they are enough.
+# A loss is acted on from this many requests: its interval says by itself whether they are enough.
 HARM_REQUESTS = 20
 
 
@@ -37,44 +30,23 @@ class LoopOptions:
 
     live: bool
     slo: Slo
-    limits: GuardLimits = field(default_factory=GuardLimits)
-    thresholds: RollbackThresholds = field(default_factory=RollbackThresholds)
-    bounds: Mapping[str, tuple[float, float]] = field(default_factory=lambda: PLAIN_KNOBS)
-    cycle_s: float = 15.0
-    window_s: float = 600.0
-    verify_s: float = 120.0
-    settle_s: float = 5.0
-    lease_s: float = 120.0
-    search_every_s: float = 900.0
-    search_requests: int = 100
-    min_requests: int = HARM_REQUESTS
-    harm_requests: int = HARM_REQUESTS
-    trials: int = 100
-    seed: int = 0
-    study: str = "live"
-    storage: str | None = None
-    zone: tzinfo = UTC
-
-    def __post_init__(self) -> None:
-        for name in ("cycle_s", "window_s", "verify_s", "lease_s", "search_every_s"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0.0):
-                raise bad_value(name, value, "above 0 s and finite", "correct the configuration")
-        if not 0.0 <= self.settle_s < self.verify_s:
-            raise bad_value(
-                "settle_s", self.settle_s, f"at least 0 and below verify_s ({self.verify_s:g})", "shorten it"
-            )
-        if self.lease_s < LEASE_CYCLES * self.cycle_s:
-            bound = f"at least {LEASE_CYCLES} cycles ({LEASE_CYCLES * self.cycle_s:g} s)"
-            raise bad_value("lease_s", self.lease_s, bound, "lengthen it")
-        for name in ("search_requests", "min_requests", "harm_requests", "trials"):
-            if getattr(self, name) < 1:
-                raise bad_value(name, getattr(self, name), "at least 1", "correct the configuration")
-        for name, (low, high) in self.bounds.items():
-            if name not in KNOB_NAMES:
-                raise bad_value("a knob to move", name, "one of " + ", ".join(KNOB_NAMES), "correct the name")
-            if not low <= high:
-                raise bad_value(f"bounds of {name}", (low, high), "least <= greatest", "correct them")
+    limits: GuardLimits
+    thresholds: RollbackThresholds
+    bounds: Mapping[str, tuple[float, float]]
+    cycle_s: float
+    window_s: float
+    verify_s: float
+    settle_s: float
+    lease_s: float
+    search_every_s: float
+    search_requests: int
+    min_requests: int
+    harm_requests: int
+    trials: int
+    seed: int
+    study: str
+    storage: str | None
+    zone: tzinfo
 
 
 def options_of(config: Config, storage: str | None) -> LoopOptions:
@@ -97,6 +69,7 @@ def options_of(config: Config, storage: str | None) -> LoopOptions:
         harm_requests=min(HARM_REQUESTS, cadence.verify_min_requests),
         trials=config.search.trials,
         seed=config.search.seed,
+        study="live",
         storage=storage,
         zone=config.maintenance.zone,
     )

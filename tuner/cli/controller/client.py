@@ -10,6 +10,7 @@ from typing import Any
 from rooftune.policies.errors import InputError, RefusedError, UnreachableError
 from rooftune.tuner.cli.flags.values import add_value, parse_url
 from rooftune.tuner.config import Config, load_config
+from rooftune.tuner.config.model import STATE_FOLDER
 from rooftune.tuner.files import at_home
 from rooftune.tuner.ports.base import PortError
 from rooftune.tuner.ports.fetch import Fetcher, Timeouts
@@ -51,9 +52,6 @@ def _parsed(face: str, path: str, status: int, text: bytes, *, asked: bool) -> d
     return found
 
 
-DEFAULT_FOLDER = "rooftune-state"
-
-
 def add_face_flag(where: argparse._ActionsContainer, help: str) -> None:
     """--face, the address of a controller's pages."""
     add_value(where, "--face", partial(parse_url, engine=False, sockets=False), "URL", help)
@@ -62,7 +60,7 @@ def add_face_flag(where: argparse._ActionsContainer, help: str) -> None:
 def add_state_flags(parser: argparse.ArgumentParser) -> None:
     """--state and --config."""
     group = parser.add_argument_group("which controller")
-    group.add_argument("--state", metavar="DIR", help=f"its state folder (default: ROOFTUNE_STATE or {DEFAULT_FOLDER})")
+    group.add_argument("--state", metavar="DIR", help=f"its state folder (default: ROOFTUNE_STATE or {STATE_FOLDER})")
     group.add_argument("--config", metavar="FILE", help="its configuration, which names the state folder")
 
 
@@ -79,4 +77,4 @@ def state_folder(arguments: argparse.Namespace, config: Config | None) -> Path:
         return at_home(arguments.state)
     if config is not None:
         return config.state
-    return at_home(os.environ.get("ROOFTUNE_STATE") or DEFAULT_FOLDER)
+    return at_home(os.environ.get("ROOFTUNE_STATE") or STATE_FOLDER)

@@ -16,14 +16,15 @@ from rooftune.tuner.cli.doctor.env import allowlist_line, env_findings
 from rooftune.tuner.cli.doctor.finding import Check, Finding, bad, exit_code, note, ok
 from rooftune.tuner.cli.flags.values import add_value, flag_of, parse_duration, parse_url
 from rooftune.tuner.clock import Clock, SystemClock
-from rooftune.tuner.config import Config
+from rooftune.tuner.config import CadenceSection, Config, EngineSection
 from rooftune.tuner.control.state.store import StateFile
 from rooftune.tuner.files import shown_path
 from rooftune.tuner.ports.http import Timeouts
 from rooftune.tuner.ports.vllm.env import VARIABLE
 
 SCHEMA = "rooftune.doctor"
-_CYCLE_S = 15.0
+_CYCLE_S = CadenceSection().cycle_s
+_TIMEOUT_S: float = EngineSection.model_fields["timeout_s"].default
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_value(engine, "--engine", parse_url, "URL", "its address: http, https or unix:/PATH")
     engine.add_argument("--token-file", metavar="FILE", help="its tuning token")
     engine.add_argument("--ca-file", metavar="FILE", help="certificates (PEM) to trust for https")
-    add_value(engine, "--timeout", parse_duration, "TIME", "longest wait for one answer (default: 5s)")
+    add_value(engine, "--timeout", parse_duration, "TIME", f"longest wait for one answer (default: {_TIMEOUT_S:g}s)")
     env = parser.add_argument_group("a vLLM environment")
     env.add_argument("--vllm-env", metavar="DIR", help="the folder of the environment that vLLM runs in")
     env.add_argument(
@@ -89,7 +90,7 @@ def _asked(arguments: argparse.Namespace, config: Config | None) -> Asked | None
         return None
     token = arguments.token_file or (engine.token_file if engine else None)
     authority = arguments.ca_file or (engine.ca_file if engine else None)
-    total_s = arguments.timeout or (engine.timeout_s if engine else 5.0)
+    total_s = arguments.timeout or (engine.timeout_s if engine else _TIMEOUT_S)
     return Asked(
         url=url,
         token_file=None if token is None else Path(token),
