@@ -11,14 +11,15 @@ from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo, Target
 from rooftune.policies.verify import RollbackThresholds
 from rooftune.tuner.control.cycle.loop import Controller
-from rooftune.tuner.control.job import Answer, Job, WorkerError
+from rooftune.tuner.control.job import Job, SearchAnswer, WorkerError
+from rooftune.tuner.control.memory import knobs_of
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.outcome import CycleRecord, ProposalPart, TwinPart
 from rooftune.tuner.control.state.file import StoreError
 from rooftune.tuner.observe.protocol import ProtocolReader
 from tests.control.live import LiveClock, LiveEngine, LivePort
 
-Reply = Callable[[Job], Answer | WorkerError]
+Reply = Callable[[Job], SearchAnswer | WorkerError]
 
 
 def answer_of(
@@ -30,13 +31,13 @@ def answer_of(
     twin: str = "good",
     error: float | None = 0.02,
     **knobs: int | float,
-) -> Answer:
+) -> SearchAnswer:
     """An answer that proposes these knobs on top of what is in force; verdict "none": no proposal at all."""
     found = TwinPart(verdict=twin, worst_error=0.1, attainment_error=error, errors={})  # type: ignore[arg-type]  # a literal
     part = None
     if verdict != "none":
         part = ProposalPart(
-            setting=job.base | knobs,
+            setting=knobs_of(job.base) | knobs,
             verdict=verdict,  # type: ignore[arg-type]  # a literal
             attainment_now=0.6,
             attainment_proposed=None if gain is None else min(1.0, max(0.0, 0.6 + gain)),
@@ -46,7 +47,7 @@ def answer_of(
             trials=job.trials,
             simulated_steps=1000,
         )
-    return Answer(twin=found, proposal=part, predicted_now=None, predicted_proposed=None, took_s=1.0)
+    return SearchAnswer(twin=found, proposal=part)
 
 
 def proposes(**parts: Any) -> Reply:
@@ -72,7 +73,7 @@ class Scripted:
         self._asked, self._left = True, self.delay
         return True
 
-    def answer(self) -> Answer | None:
+    def answer(self) -> SearchAnswer | None:
         if not self._asked:
             return None
         self._left -= 1

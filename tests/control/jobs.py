@@ -4,9 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rooftune.policies.request import Boot, Setting
+from rooftune.policies.slo import Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS, StepModel
 from rooftune.tuner.bench.search_speed import window_part_of
-from rooftune.tuner.control.job import Answer, EngineFacts, Job, TargetRow, WindowPart
+from rooftune.tuner.control.job import Job, SearchAnswer, WindowPart
+from rooftune.tuner.control.searcher.child import Order, encoded, order_of
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.twin import simulate
 from rooftune.tuner.traffic.generate import document_mix
@@ -14,9 +16,9 @@ from rooftune.tuner.traffic.workload import Traffic
 
 MODEL = NAMED_MODELS["8b-2tbs"]
 BASE = Setting(2048, max_running=128)
-TARGETS = (TargetRow(metric="ttft", bound_s=2.0, quantile=0.99), TargetRow(metric="gap", bound_s=0.03, quantile=0.99))
+TTFT, GAP = Target("ttft", 2.0, 0.99), Target("gap", 0.03, 0.99)
 BOUNDS = {"step_tokens": (128.0, 8192.0), "chunk_cap_tokens": (16.0, 8192.0)}
-FACTS = EngineFacts(ceiling_tokens=8192, kv_blocks=37_500, block_tokens=16, sequence_ceiling=128)
+ENGINE = Engine(Boot(8192, 16, 1, 1, 0, 1), 37_500, 128)
 
 
 def mix(seed: int = 1, rate_rps: float = 4.0, span_s: float = 60.0) -> Traffic:
@@ -26,19 +28,18 @@ def mix(seed: int = 1, rate_rps: float = 4.0, span_s: float = 60.0) -> Traffic:
 
 def window(traffic: Traffic, setting: Setting = BASE, model: StepModel = MODEL) -> WindowPart:
     """What an engine with this step model would have reported under ``setting``."""
-    engine = Engine(Boot(8192, 16, 1, 1, 0, 1), 37_500, 128)
-    return window_part_of(simulate(traffic, engine, setting, model, gap_bounds_s=[0.03]).outcomes)
+    return window_part_of(simulate(traffic, ENGINE, setting, model, gap_bounds_s=[0.03]).outcomes)
 
 
 def job(traffic: Traffic | None = None, **changes: Any) -> Job:
     """A job over ``traffic`` with the targets TTFT 2 s and gap 30 ms."""
     values: dict[str, Any] = {
         "window": window(mix() if traffic is None else traffic),
-        "engine": FACTS,
-        "model": MODEL._asdict(),
-        "targets": TARGETS,
-        "current": BASE._asdict(),
-        "base": BASE._asdict(),
+        "engine": ENGINE,
+        "model": MODEL,
+        "slo": Slo((TTFT, GAP)),
+        "current": BASE,
+        "base": BASE,
         "bounds": BOUNDS,
         "trials": 30,
     }
@@ -57,14 +58,16 @@ class InlineSearcher:
         self.waiting = job
         return True
 
-    def answer(self) -> Answer | None:
+    def answer(self) -> SearchAnswer | None:
         # Only here: who imports this module for its jobs need not load the twin's search.
         from rooftune.tuner.control.searcher.run import run_job
 
         if self.waiting is None:
             return None
         asked, self.waiting = self.waiting, None
-        return run_job(asked, lambda stage, done, total: None, lambda: 0.0)
+        # Over the border and back, as it reaches a child.
+        raw = encoded(Order.model_construct(number=1, job=asked, limit_s=1.0))
+        return run_job(order_of(raw).job, lambda stage, done, total: None)
 
     @property
     def busy(self) -> bool:

@@ -11,7 +11,7 @@ from rooftune.policies.guard import Action, Reason
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo, Target
 from rooftune.policies.step_time import StepModel
-from rooftune.tuner.control.job import Answer, Job
+from rooftune.tuner.control.job import Job, SearchAnswer
 from rooftune.tuner.control.memory import Memory, knobs_of, traffic_of
 from rooftune.tuner.control.outcome import CycleRecord
 from rooftune.tuner.control.signals.codes import Signal
@@ -170,7 +170,7 @@ def test_case_6_what_ran_live_is_told_as_it_was_and_nothing_is_made_monotone_of_
         store.values["loop"] = Memory(tried=trials).model_dump_json()
         run = rig(proposes(max_partial_prefills=limit), options=given, store=store)
         run.run(5)
-        assert {one.setting["max_partial_prefills"]: one.attainment for one in run.searcher.jobs[0].live} == shares
+        assert {one.setting.max_partial_prefills: one.attainment for one in run.searcher.jobs[0].live} == shares
         assert run.records[-1].reason is Reason.NULL_RESULT and not run.port.moving, "no limit at all was best"
 
 
@@ -181,7 +181,7 @@ def test_case_6_what_ran_live_is_told_as_it_was_and_nothing_is_made_monotone_of_
 def test_case_7_what_one_load_taught_is_forgotten_under_another() -> None:
     """First a small budget is better, then, under another load, the large one: there is no sign that always holds."""
 
-    def reply(job: Job) -> Answer:
+    def reply(job: Job) -> SearchAnswer:
         long = sum(job.window.prompt_tokens) / len(job.window.prompt_tokens) > 2000
         return answer_of(job, step_tokens=2048 if long else 128, gain=0.3)
 
@@ -255,7 +255,7 @@ def test_case_12_the_observed_ceiling_counts_where_the_set_budget_is_not_in_forc
     assert "512 tokens" in run.records[-1].detail
     assert Signal.BUDGET_NEVER_REACHED.value in codes(run.records[-1])
     job = run.searcher.jobs[-1]
-    assert job.current["step_tokens"] == job.base["step_tokens"] == 512
+    assert job.current.step_tokens == job.base.step_tokens == 512
     assert job.bounds["step_tokens"][1] == 512.0, "what lies above it cannot be had"
 
 
@@ -268,7 +268,7 @@ def test_case_12_an_observed_ceiling_moves_no_budget_that_the_operator_holds(
 ) -> None:
     run = clamped_rig(proposes(chunk_cap_tokens=128), bounds=bounds)
     run.run(8, until=pushed)
-    assert run.searcher.jobs[-1].base["step_tokens"] == 512
+    assert run.searcher.jobs[-1].base.step_tokens == 512
     assert "step_tokens" not in run.searcher.jobs[-1].bounds
     assert run.records[-1].pushed == {"chunk_cap_tokens": 128}, "the budget stays as it is set"
 

@@ -13,10 +13,10 @@ from rooftune.policies.request import Setting
 from rooftune.policies.slo import Condition, Override, Slo, Target
 from rooftune.policies.verify import RollbackThresholds
 from rooftune.tuner.control.cycle.observe import beyond
-from rooftune.tuner.control.job import Answer, Job, WorkerError, WorkerFault
-from rooftune.tuner.control.memory import KEY, Memory, Trust, remember
+from rooftune.tuner.control.job import Job, SearchAnswer, WorkerError, WorkerFault
+from rooftune.tuner.control.memory import KEY, Memory, Trust, remember, setting_of
 from rooftune.tuner.control.outcome import CycleRecord, Stage
-from rooftune.tuner.control.searcher.window import engine_of
+from rooftune.tuner.control.searcher.window import slo_of
 from rooftune.tuner.control.signals.codes import Signal
 from rooftune.tuner.control.state import operator
 from rooftune.tuner.model.drift import Drift
@@ -87,14 +87,14 @@ def test_what_was_meant_was_noted_before_the_push(better: Rig) -> None:
 
 def test_the_search_is_told_other_models_that_the_fit_allows(better: Rig) -> None:
     for job in better.searcher.jobs:
-        fit = next(r.fit for r in reversed(better.records) if r.fit and r.fit.coefficients == job.model)
+        fit = next(r.fit for r in reversed(better.records) if r.fit and r.fit.coefficients == job.model._asdict())
         names = ("slope_s_per_token", "floor_s")
-        drawn = {name for draw in job.draws for name in names if draw[name] != job.model[name]}
+        drawn = {name for draw in job.draws for name in names if getattr(draw, name) != getattr(job.model, name)}
         assert len(job.draws) == DRAWS and drawn
         for name in drawn:
             low, high = fit.intervals[name]
             assert low is not None and high is not None
-            assert all(low <= draw[name] <= high for draw in job.draws)
+            assert all(low <= getattr(draw, name) <= high for draw in job.draws)
 
 
 def test_the_fit_holds_the_engines_own_knee(better: Rig) -> None:
@@ -118,7 +118,7 @@ def test_the_live_trial_is_told_to_the_next_search(better: Rig) -> None:
     # The search after it, under like traffic, hears of it.
     run = rig(proposes(step_tokens=512, verdict="keep"), store=better.store)
     run.run(4)
-    assert run.searcher.jobs and [one.setting for one in run.searcher.jobs[-1].live] == [trial.setting]
+    assert run.searcher.jobs and [one.setting for one in run.searcher.jobs[-1].live] == [setting_of(trial.setting)]
 
 
 def test_a_known_traffic_brings_its_setting_back_at_once(better: Rig) -> None:
@@ -180,7 +180,7 @@ def test_the_twin_plans_ahead_where_the_engine_does(ahead: bool) -> None:
     assert state().envelope.plan_ahead is False, "our own engine plans a step when the one before it has ended"
     run.engine.running.tuning_state = told  # type: ignore[method-assign]  # an engine that plans ahead
     run.run(3)
-    assert engine_of(run.searcher.jobs[0].engine).boot.plan_ahead == int(ahead)
+    assert run.searcher.jobs[0].engine.boot.plan_ahead == int(ahead)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_the_twin_keeps_decodes_moving_where_the_engine_does(told: dict[str, Any
     state = run.engine.running.tuning_state
     run.engine.running.tuning_state = lambda: state().model_copy(update=told)  # type: ignore[method-assign]  # another
     run.run(3)
-    assert engine_of(run.searcher.jobs[0].engine).boot.keep_decodes_moving == keeps
+    assert run.searcher.jobs[0].engine.boot.keep_decodes_moving == keeps
 
 
 # --- bad proposals -----------------------------------------------------------------------------
@@ -615,7 +615,7 @@ def test_a_shift_of_traffic_starts_a_search_at_once() -> None:
 def test_the_window_that_is_searched_ran_under_one_setting() -> None:
     seen: list[Job] = []
 
-    def reply(job: Job) -> Answer | WorkerError:
+    def reply(job: Job) -> SearchAnswer | WorkerError:
         seen.append(job)
         return answer_of(job, step_tokens=random.Random(len(seen)).choice([512, 600]), gain=0.12)
 
@@ -623,7 +623,7 @@ def test_the_window_that_is_searched_ran_under_one_setting() -> None:
     run.run(14)
     for job in seen:
         assert job.current == job.base
-    assert len({job.current["step_tokens"] for job in seen}) >= 1
+    assert len({job.current.step_tokens for job in seen}) >= 1
 
 
 def test_an_answer_about_traffic_that_is_gone_is_dropped_and_asked_for_anew() -> None:
@@ -653,15 +653,13 @@ def test_the_search_hears_of_targets_that_hold_for_some_requests_only() -> None:
     slo = Slo(SLO.targets, (Override(Condition(min_prompt_tokens=2000), (Target("ttft", 20.0, 0.99),)),))
     run = rig(proposes(verdict="keep"), options=options(slo=slo, search_requests=20))
     run.run(2)
-    from rooftune.tuner.control.searcher.window import slo_of
-
     assert slo_of(run.searcher.jobs[0]) == slo
 
 
 def test_a_child_that_fails_is_told_of_and_asked_again_when_due() -> None:
     replies = iter([WorkerError(WorkerFault.DIED, "gone"), None])
 
-    def reply(job: Job) -> Answer | WorkerError:
+    def reply(job: Job) -> SearchAnswer | WorkerError:
         found = next(replies)
         return answer_of(job, step_tokens=512) if found is None else found
 

@@ -11,7 +11,7 @@ import pytest
 
 from rooftune.policies.errors import InputError
 from rooftune.tuner.clock import ManualClock
-from rooftune.tuner.control.job import Answer, Job, WorkerError, WorkerFault
+from rooftune.tuner.control.job import Job, SearchAnswer, WorkerError, WorkerFault
 from rooftune.tuner.control.outcome import TwinPart
 from rooftune.tuner.control.searcher.child import Reply, encoded
 from rooftune.tuner.control.searcher.worker import GRACE_S, ChildSearcher, Limits, child_command
@@ -21,12 +21,9 @@ from tests.control.jobs import job
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-ANSWER = Answer(
+ANSWER = SearchAnswer(
     twin=TwinPart(verdict="too_few", worst_error=None, attainment_error=None, errors={}),
     proposal=None,
-    predicted_now=None,
-    predicted_proposed=None,
-    took_s=0.5,
 )
 # Reads one order and says its number, so that a script may go on with it.
 _READ = "import sys, json, os, signal, time\nn = json.loads(sys.stdin.buffer.readline())['number']\n"
@@ -58,7 +55,7 @@ def start() -> Iterator[Start]:
         searcher.close()
 
 
-def wait(searcher: ChildSearcher, most_s: float = 60.0) -> Answer:
+def wait(searcher: ChildSearcher, most_s: float = 60.0) -> SearchAnswer:
     """The next answer; what ``answer`` raises is raised."""
     until = time.monotonic() + most_s
     while time.monotonic() < until:
@@ -173,7 +170,8 @@ def test_a_stopped_child_is_a_hanging_one(start: Start, small: Job) -> None:
 
 def test_a_refusal_is_the_childs_own_words_and_the_child_lives_on(start: Start, small: Job) -> None:
     refuse = "print(json.dumps({'number': n, 'refused': 'window too short; wait'}), flush=True)\n"
-    searcher = start(_READ + refuse + "n = json.loads(sys.stdin.buffer.readline())['number']\n" + _ANSWER)
+    stay = "signal.pause()"  # it must still live when its number is read
+    searcher = start(_READ + refuse + "n = json.loads(sys.stdin.buffer.readline())['number']\n" + _ANSWER + stay)
     searcher.ask(small)
     with pytest.raises(WorkerError, match="window too short") as caught:
         wait(searcher)
@@ -204,10 +202,10 @@ def test_a_command_that_does_not_exist_is_a_failed_worker(small: Job) -> None:
 
 
 def test_an_answer_to_a_job_that_was_given_up_is_not_taken_for_the_next(start: Start, small: Job) -> None:
-    late = Reply(number=0, answer=ANSWER.model_copy(update={"took_s": 9.0}))
+    late = Reply(number=0, answer=SearchAnswer(twin=ANSWER.twin.model_copy(update={"verdict": "good"}), proposal=None))
     searcher = start(_READ + f"print('{encoded(late).decode().strip()}', flush=True)\n" + _ANSWER)
     searcher.ask(small)
-    assert wait(searcher).took_s == 0.5
+    assert wait(searcher) == ANSWER
 
 
 def test_a_child_that_went_to_sleep_leaves_nothing_behind_and_the_next_job_has_a_new_one(

@@ -1,6 +1,5 @@
 """The real child process with the twin and Optuna in it: jobs, deaths, limits, orphans. Compiles the twin once."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from rooftune.policies.step_time import StepModel
 from rooftune.tuner.control.job import WorkerError, WorkerFault
 from rooftune.tuner.control.searcher.worker import ChildSearcher, Limits
-from tests.control.jobs import InlineSearcher, job, mix
+from tests.control.jobs import MODEL, InlineSearcher, job, mix
 from tests.control.test_worker import gone, wait
 
 pytestmark = pytest.mark.slow
@@ -35,9 +35,9 @@ def test_the_child_answers_as_the_same_code_does_in_this_process(searcher: Child
     inline = InlineSearcher()
     inline.ask(asked)
     here = inline.answer()
-    assert here is not None and found.model_copy(update={"took_s": 0.0}) == here
+    assert here is not None and found == here
     assert found.proposal is not None and found.proposal.verdict == "change"
-    assert found.twin.verdict == "good" and found.took_s > 0.0
+    assert found.twin.verdict == "good"
     first = searcher.child_pid
     searcher.ask(asked)
     assert wait(searcher, 300.0).proposal == found.proposal and searcher.child_pid == first
@@ -114,10 +114,9 @@ def test_a_controller_killed_in_the_middle_of_a_job_leaves_no_orphan() -> None:
     assert gone(child)
 
 
+@pytest.mark.filterwarnings("ignore:Pydantic serializer")
 def test_what_cannot_be_used_is_refused_in_words(searcher: ChildSearcher) -> None:
-    broken = json.loads(job().model_dump_json())
-    broken["model"].pop("sharpness")
-    searcher.ask(job().model_validate_json(json.dumps(broken)))
+    searcher.ask(job().model_copy(update={"model": dict(zip(StepModel._fields, MODEL[:-1], strict=False))}))
     with pytest.raises(WorkerError, match="sharpness") as caught:
         wait(searcher, 300.0)
     assert caught.value.fault is WorkerFault.REFUSED

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 
-from rooftune.tuner.control.job import Answer, Job
+from rooftune.tuner.control.job import Job, SearchAnswer
 from tests.control.doubles import Rig, Scripted, rig
 
 
-def searching() -> Callable[[Job], Answer]:
+def searching() -> Callable[[Job], SearchAnswer]:
     """Replies as the child would."""
     from rooftune.tuner.control.searcher.run import run_job
 
-    return lambda job: run_job(job, lambda stage, done, total: None, lambda: 0.0)
+    return lambda job: run_job(job, lambda stage, done, total: None)
 
 
 def twin_rig(**parts: object) -> Rig:

@@ -11,7 +11,7 @@ import sys
 
 from rooftune.tuner.config import load_config
 from rooftune.tuner.control.assemble import run_controller
-from rooftune.tuner.control.job import Answer, Job
+from rooftune.tuner.control.job import Job, SearchAnswer
 from rooftune.tuner.control.outcome import Stage
 from tests.control.doubles import Scripted, answer_of
 
@@ -20,9 +20,9 @@ def main(config: str, stage: str, cycle: str, cycles: str = "1000") -> int:
     at, left = Stage(stage), int(cycle)
     proposed: list[Job] = []
 
-    def reply(job: Job) -> Answer:
+    def reply(job: Job) -> SearchAnswer:
         proposed.append(job)
-        return answer_of(job, gain=0.3, step_tokens=int(job.base["step_tokens"]) // 2)
+        return answer_of(job, gain=0.3, step_tokens=job.base.step_tokens // 2)
 
     seen = [0]
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from rooftune.policies.guard import Action, Reason
-from rooftune.tuner.control.job import Answer, Job, WorkerError, WorkerFault
+from rooftune.tuner.control.job import Job, SearchAnswer, WorkerError, WorkerFault
 from rooftune.tuner.control.searcher.worker import ChildSearcher, Limits
 from tests.control.doubles import Rig, answer_of, options, proposes, rig
 
@@ -20,7 +20,7 @@ QUICK = options(search_requests=20, search_every_s=30.0)
 def test_a_child_that_fails_changes_nothing_in_force(fault: WorkerFault) -> None:
     failing = [True]
 
-    def reply(job: Job) -> Answer | WorkerError:
+    def reply(job: Job) -> SearchAnswer | WorkerError:
         return WorkerError(fault, "on\npurpose") if failing[0] else answer_of(job, step_tokens=512)
 
     run = rig(reply, options=QUICK)

@@ -315,7 +315,7 @@ def test_an_engine_restarted_with_other_boot_values_is_met_anew() -> None:
     assert "no verdict" in record.detail
     run.run(8, until=pushed)
     assert run.setting == Setting(step_tokens=512, max_running=16)
-    assert run.searcher.jobs[-1].base["step_tokens"] == 1900
+    assert run.searcher.jobs[-1].base.step_tokens == 1900
     assert run.searcher.jobs[-1].engine.sequence_ceiling == 16
 
 

@@ -21,14 +21,15 @@ import numpy as np
 from rooftune.policies.commands import Figure
 from rooftune.policies.errors import UnreachableError
 from rooftune.policies.outcomes import Outcomes
-from rooftune.policies.request import Setting
+from rooftune.policies.request import Boot, Setting
+from rooftune.policies.slo import Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS
 from rooftune.tuner.bench.children import cost_of
 from rooftune.tuner.bench.mixes import TRACES
-from rooftune.tuner.control.job import Answer, EngineFacts, Job, TargetRow, WindowPart
-from rooftune.tuner.control.searcher.window import engine_of
+from rooftune.tuner.control.job import Job, SearchAnswer, WindowPart
 from rooftune.tuner.control.searcher.worker import ChildSearcher
 from rooftune.tuner.model.intervals import model_draws
+from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.twin import simulate
 from rooftune.tuner.traffic.file import write_traffic
 from rooftune.tuner.traffic.generate import document_mix
@@ -43,7 +44,7 @@ RATE_RPS, LONG_ONE_IN, LONG_TOKENS = 4.0, 8, (4_000, 8_000)
 POLL_S, SEARCH_S = 0.005, 300.0
 NOISE_STEPS = 2_000
 GAP_S = 0.03
-FACTS = EngineFacts(ceiling_tokens=8192, kv_blocks=37_500, block_tokens=16, sequence_ceiling=128)
+ENGINE = Engine(Boot(8192, 16, 1, 1, 0, 1), 37_500, 128)
 IN_FORCE = Setting(2048, max_running=128)
 
 
@@ -113,26 +114,23 @@ def live_job(traffic: Traffic, trials: int) -> Job:
         name: (0.97 * getattr(model, name), 1.03 * getattr(model, name)) for name in ("floor_s", "slope_s_per_token")
     }
     return Job(
-        window=window_of(traffic, FACTS, IN_FORCE),
-        engine=FACTS,
-        model=model._asdict(),
-        draws=tuple(dict(draw._asdict()) for draw in model_draws(model, allowed)),
+        window=window_of(traffic, ENGINE, IN_FORCE),
+        engine=ENGINE,
+        model=model,
+        draws=model_draws(model, allowed),
         noise_modelled_s=tuple(modelled_s.tolist()),
         noise_measured_s=tuple((modelled_s * rng.lognormal(0.0, 0.02, NOISE_STEPS)).tolist()),
-        targets=(
-            TargetRow(metric="ttft", bound_s=2.0, quantile=0.99),
-            TargetRow(metric="gap", bound_s=GAP_S, quantile=0.99),
-        ),
-        current=IN_FORCE._asdict(),
-        base=IN_FORCE._asdict(),
+        slo=Slo((Target("ttft", 2.0, 0.99), Target("gap", GAP_S, 0.99))),
+        current=IN_FORCE,
+        base=IN_FORCE,
         bounds={"step_tokens": (128.0, 8192.0), "chunk_cap_tokens": (16.0, 8192.0)},
         trials=trials,
     )
 
 
-def window_of(traffic: Traffic, facts: EngineFacts, setting: Setting) -> WindowPart:
+def window_of(traffic: Traffic, engine: Engine, setting: Setting) -> WindowPart:
     """What an engine with the bench's step model would have reported of this traffic."""
-    run = simulate(traffic, engine_of(facts), setting, NAMED_MODELS[MODEL], gap_bounds_s=[GAP_S])
+    run = simulate(traffic, engine, setting, NAMED_MODELS[MODEL], gap_bounds_s=[GAP_S])
     return window_part_of(run.outcomes)
 
 
@@ -153,7 +151,7 @@ def window_part_of(run: Outcomes) -> WindowPart:
     )
 
 
-def research_times(job: Job, repeats: int) -> tuple[float, float, Answer]:
+def research_times(job: Job, repeats: int) -> tuple[float, float, SearchAnswer]:
     """Median wall and processor seconds from the question to the answer, in a child that has answered once before."""
     searcher = ChildSearcher()
     walls_s, cpus_s = list[float](), list[float]()
@@ -177,7 +175,7 @@ def _cpu_s(searcher: ChildSearcher) -> float:
     return cost.cpu_s
 
 
-def _answer(searcher: ChildSearcher, job: Job) -> Answer:
+def _answer(searcher: ChildSearcher, job: Job) -> SearchAnswer:
     searcher.ask(job)
     until_s = time.monotonic() + SEARCH_S
     while (answer := searcher.answer()) is None:

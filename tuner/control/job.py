@@ -1,13 +1,19 @@
-"""What the controller asks its child process, and what it answers: JSON values, so that nothing is pickled."""
+"""What the controller asks its child process, and what it answers: JSON values, so that nothing is pickled.
+
+The frozen values of policies, twin and search are fields as they are: pydantic writes them and checks them on the other
+side, strictly.
+"""
 
 from enum import StrEnum
-from typing import Annotated
-
-from pydantic import Field
 
 from rooftune.policies.errors import RefusedError
-from rooftune.tuner.control.outcome import Figures, Knobs, ProposalPart, TwinPart
-from rooftune.tuner.record import Count, Part, Share, Some
+from rooftune.policies.request import Setting
+from rooftune.policies.slo import Slo
+from rooftune.policies.step_time import StepModel
+from rooftune.tuner.control.outcome import ProposalPart, TwinPart
+from rooftune.tuner.record import Count, Part, Some
+from rooftune.tuner.search.lessons import LiveResult
+from rooftune.tuner.sim.engine import Engine
 
 
 class WorkerFault(StrEnum):
@@ -47,85 +53,35 @@ class WindowPart(Part):
     gap_over: tuple[tuple[Count, ...], ...] = ()
 
 
-class EngineFacts(Part):
-    """The twin's engine as it runs now: see ``Engine`` of tuner/sim/engine.py and ``Boot`` of policies/request.py."""
-
-    ceiling_tokens: Some
-    kv_blocks: Some
-    block_tokens: Some
-    sequence_ceiling: Some
-    chunking: bool = True
-    keep_decodes_moving: bool = True
-    plan_ahead: bool = False
-    outside_first_s: Annotated[float, Field(ge=0)] = 0.0
-    outside_token_s: Annotated[float, Field(ge=0)] = 0.0
-
-
-class TargetRow(Part):
-    """One target: metric of ``rooftune.policies.slo.Metric``, bound in seconds, quantile in 0..1."""
-
-    metric: str
-    bound_s: Annotated[float, Field(gt=0)]
-    quantile: Annotated[float, Field(gt=0, le=1)]
-
-
-class OverrideRow(Part):
-    """Targets of their own for some requests: see ``Override``; prompt and output limits inclusive."""
-
-    min_prompt_tokens: Count | None = None
-    max_prompt_tokens: Count | None = None
-    min_output_tokens: Count | None = None
-    max_output_tokens: Count | None = None
-    cached: bool | None = None
-    targets: tuple[TargetRow, ...]
-
-
-class LiveTrial(Part):
-    """A setting that ran live for a window: told to the study, marked as live, never mixed with twin trials."""
-
-    setting: Knobs
-    attainment: Share
-    goodput_rps: Annotated[float, Field(ge=0)]
-    requests: Count
-    twin_attainment: Share | None
-
-
 class Job(Part):
     """One window to judge and to search.
 
-    model, draws: coefficients of ``rooftune.policies.step_time.StepModel``; draws: other models that the data allows.
-    noise_modelled_s, noise_measured_s: the same steps twice, for the twin's step noise (empty: none).
-    current: the setting under which the window ran. base: the setting to search from (the one in force now).
-    bounds: knob -> (least, greatest) allowed, the meet of envelope, operator's bounds and trust region; a knob that
-    is not named is not searched. study, storage: name and Optuna URL for trials to be kept under (None: memory).
+    draws: other step models that the data allows. noise_modelled_s, noise_measured_s: the same steps twice, for the
+    twin's step noise (empty: none). current: the setting under which the window ran. base: the setting to search from
+    (the one in force now). bounds: knob -> (least, greatest) allowed, the meet of envelope, operator's bounds and
+    trust region; a knob that is not named is not searched. study, storage: name and Optuna URL for trials to be kept
+    under (None: memory). live: settings that ran live, newest first.
     """
 
     window: WindowPart
-    engine: EngineFacts
-    model: dict[str, Annotated[float, Field(ge=0)]]
-    draws: tuple[dict[str, Annotated[float, Field(ge=0)]], ...] = ()
+    engine: Engine
+    model: StepModel
+    draws: tuple[StepModel, ...] = ()
     noise_modelled_s: tuple[float, ...] = ()
     noise_measured_s: tuple[float, ...] = ()
-    targets: tuple[TargetRow, ...]
-    overrides: tuple[OverrideRow, ...] = ()
-    current: Knobs
-    base: Knobs
+    slo: Slo
+    current: Setting
+    base: Setting
     bounds: dict[str, tuple[float, float]]
     trials: Some = 100
     seed: Count = 0
     study: str = "live"
     storage: str | None = None
-    live: tuple[LiveTrial, ...] = ()
+    live: tuple[LiveResult, ...] = ()
 
 
-class Answer(Part):
-    """twin: how well it predicts the window. proposal: None when the twin was not good enough to search on.
-
-    predicted_now, predicted_proposed: the window replayed under ``current`` and under the proposal.
-    """
+class SearchAnswer(Part):
+    """twin: how well it predicts the window. proposal: None when the twin was not good enough to search on."""
 
     twin: TwinPart
     proposal: ProposalPart | None
-    predicted_now: Figures | None
-    predicted_proposed: Figures | None
-    took_s: Annotated[float, Field(ge=0)]

@@ -6,7 +6,7 @@ The port is ``rooftune.tuner.ports.base.Port``, the clock ``rooftune.tuner.clock
 from collections.abc import Callable
 from typing import Protocol
 
-from rooftune.tuner.control.job import Answer, Job
+from rooftune.tuner.control.job import Job, SearchAnswer
 from rooftune.tuner.control.outcome import CycleRecord
 
 
@@ -17,7 +17,7 @@ class Searcher(Protocol):
         """Start on a job; False when one is running already (then nothing has changed)."""
         ...
 
-    def answer(self) -> Answer | None:
+    def answer(self) -> SearchAnswer | None:
         """The answer to the latest job, once; None while it runs or when none was asked for.
 
         Raises WorkerError (tuner.control.job) once when the child died, hung, ran out of memory or answered nonsense.

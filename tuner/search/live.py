@@ -14,9 +14,9 @@ from rooftune.policies.request import DEADLINE, Setting
 from rooftune.policies.slo import Slo, attainment
 from rooftune.policies.step_time import StepCost, StepModel, priced, step_time
 from rooftune.tuner.search import baselines
-from rooftune.tuner.search.arena import PARALLEL, Arena, Track, slices
+from rooftune.tuner.search.arena import PARALLEL, Arena, Corrected, Track, slices
 from rooftune.tuner.search.evaluation import Advice, Evaluation, Role
-from rooftune.tuner.search.lessons import Corrected, LiveResult, distance_octaves, lesson
+from rooftune.tuner.search.lessons import LiveResult, distance_octaves, lesson
 from rooftune.tuner.search.live_values import LiveProposal, Question
 from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.search.rank import BATCH_SHARE, SAME_SHARE, alike, binding, complexity, noise, rank, value, verdict

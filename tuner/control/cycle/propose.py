@@ -9,20 +9,21 @@ import numpy as np
 from rooftune.policies.envelope import FOLLOWERS, canonical
 from rooftune.policies.errors import InputError
 from rooftune.policies.guard import Reason
-from rooftune.policies.request import Setting
-from rooftune.policies.slo import Slo, Target
+from rooftune.policies.request import Boot, Setting
 from rooftune.policies.step_time import StepModel
 from rooftune.tuner.control.cycle.fit import noise_pairs
 from rooftune.tuner.control.cycle.learned import proven, refuted
 from rooftune.tuner.control.cycle.observe import Seen, keeps_decodes_moving
 from rooftune.tuner.control.cycle.push import one_line
-from rooftune.tuner.control.job import Answer, EngineFacts, Job, LiveTrial, OverrideRow, TargetRow, WorkerError
-from rooftune.tuner.control.memory import Bounds, Traffic, Tried, Trust, alike, knobs_of, region, setting_of
+from rooftune.tuner.control.job import Job, SearchAnswer, WorkerError
+from rooftune.tuner.control.memory import Bounds, Traffic, Tried, Trust, alike, region, setting_of
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.outcome import FitPart, ProposalPart, TwinPart
 from rooftune.tuner.control.ports import Searcher
 from rooftune.tuner.control.searcher.window import window_part
 from rooftune.tuner.model.intervals import model_draws
+from rooftune.tuner.search.lessons import LiveResult
+from rooftune.tuner.sim.engine import Engine
 
 # A searched window is bounded: the twin's time grows with it, and older requests say less.
 MOST_REQUESTS = 4000
@@ -92,85 +93,64 @@ def draws_of(fit: FitPart, seed: int) -> tuple[StepModel, ...]:
 def make_job(
     seen: Seen, options: LoopOptions, fit: FitPart, bounds: Bounds, tried: tuple[Tried, ...], number: int
 ) -> Job:
-    """The window of ``seen`` for the child. fit: the accepted one; what leads under its model must also hold under
-    others that its intervals allow. bounds: see ``searched``; tried: live trials; only those under like traffic are
-    told.
+    """The window of ``seen`` for the child.
+
+    fit: the accepted one; what leads under its model must also hold under others that its intervals allow. bounds: see
+    ``searched``. tried: live trials, of which the child gets those under like traffic.
     """
     model = StepModel(**fit.coefficients)
     rows = seen.demand
     if len(rows) > MOST_REQUESTS:
-        rows = rows.select(slice_of(len(rows)))
+        rows = rows.select(np.arange(len(rows) - MOST_REQUESTS, len(rows)))
     start_s = float(rows.arrival_s[0])
     modelled, measured = noise_pairs(model, seen.window.steps)
-    envelope = seen.state.envelope
     in_force = effective(seen)
     return Job(
         window=window_part(rows, start_s),
-        engine=EngineFacts(
-            ceiling_tokens=max(envelope.ceiling_tokens, 1),
-            kv_blocks=envelope.kv_blocks or UNKNOWN_KV_BLOCKS,
-            block_tokens=envelope.kv_block_tokens or DEFAULT_BLOCK_TOKENS,
-            sequence_ceiling=max(envelope.max_running, 1),
-            chunking=envelope.chunking,
-            keep_decodes_moving=keeps_decodes_moving(seen.state),
-            plan_ahead=envelope.plan_ahead,
-        ),
-        model=dict(model._asdict()),
-        draws=tuple(dict(draw._asdict()) for draw in draws_of(fit, options.seed)),
+        engine=_engine(seen),
+        model=model,
+        draws=draws_of(fit, options.seed),
         noise_modelled_s=modelled,
         noise_measured_s=measured,
-        targets=target_rows(seen.slo.targets),
-        overrides=override_rows(seen.slo),
-        current=knobs_of(in_force),
-        base=knobs_of(in_force),
+        slo=seen.slo,
+        current=in_force,
+        base=in_force,
         bounds=bounds,
         trials=options.trials,
         seed=options.seed + number,
         study=options.study,
         storage=options.storage,
-        live=tuple(live_trials(tried, seen.traffic)),
+        live=live_results(tried, seen.traffic),
     )
 
 
-def slice_of(count: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-    return np.arange(count - MOST_REQUESTS, count)
-
-
-def target_rows(targets: tuple[Target, ...]) -> tuple[TargetRow, ...]:
-    return tuple(TargetRow(metric=t.metric, bound_s=t.bound_s, quantile=t.quantile) for t in targets)
-
-
-def override_rows(slo: Slo) -> tuple[OverrideRow, ...]:
-    """Overrides by length and cache hit; an engine's records know no tenants."""
-    return tuple(
-        OverrideRow(
-            min_prompt_tokens=one.when.min_prompt_tokens,
-            max_prompt_tokens=one.when.max_prompt_tokens,
-            min_output_tokens=one.when.min_output_tokens,
-            max_output_tokens=one.when.max_output_tokens,
-            cached=one.when.cached,
-            targets=target_rows(one.targets),
-        )
-        for one in slo.overrides
+def _engine(seen: Seen) -> Engine:
+    """The twin's engine. The window says how much of each prompt was cached, so the pool need not know contents."""
+    envelope = seen.state.envelope
+    boot = Boot(
+        ceiling_tokens=max(envelope.ceiling_tokens, 1),
+        block_tokens=envelope.kv_block_tokens or DEFAULT_BLOCK_TOKENS,
+        chunking=int(envelope.chunking),
+        reserve_whole_prompt=1,
+        contents=0,
+        keep_decodes_moving=int(keeps_decodes_moving(seen.state)),
+        plan_ahead=int(envelope.plan_ahead),
     )
+    return Engine(boot, envelope.kv_blocks or UNKNOWN_KV_BLOCKS, max(envelope.max_running, 1))
 
 
-def live_trials(tried: tuple[Tried, ...], traffic: Traffic | None) -> list[LiveTrial]:
+def live_results(tried: tuple[Tried, ...], traffic: Traffic | None) -> tuple[LiveResult, ...]:
     """What ran live under traffic like this one, newest first; what other traffic taught is forgotten here."""
-    return [
-        LiveTrial(
-            setting=one.setting,
-            attainment=one.attainment,
-            goodput_rps=one.goodput_rps,
-            requests=one.requests,
-            twin_attainment=one.predicted_attainment,
-        )
+    return tuple(
+        LiveResult(setting_of(one.setting), one.attainment, one.requests, one.predicted_attainment)
         for one in reversed(tried)
-        if one.attainment is not None and one.goodput_rps is not None and traffic and alike(one.traffic, traffic)
-    ]
+        if one.attainment is not None and traffic and alike(one.traffic, traffic)
+    )
 
 
-def proposal_of(answer: Answer, base: Setting, traffic: Traffic | None, ran: Setting | None = None) -> Proposal | None:
+def proposal_of(
+    answer: SearchAnswer, base: Setting, traffic: Traffic | None, ran: Setting | None = None
+) -> Proposal | None:
     """What an answer proposes; None when it proposes nothing. Raises InputError for a setting that is none.
 
     ran: what the child was told to be in force (``effective``; default: base); its budget left as it is means that
@@ -264,7 +244,7 @@ class SearchDesk:
             return None
         return self._judge(answer, seen, tried)
 
-    def _judge(self, answer: Answer, seen: Seen, tried: tuple[Tried, ...]) -> Found:
+    def _judge(self, answer: SearchAnswer, seen: Seen, tried: tuple[Tried, ...]) -> Found:
         self.standing, detail = None, ""
         try:
             found = proposal_of(answer, seen.setting, self._asked_traffic, self._told_base)
@@ -309,7 +289,7 @@ class SearchDesk:
             return ""
         # Noted first: one that cannot be started is asked for again when it is due, not in every cycle.
         self._asked_s, self._asked_base, self._asked_traffic = now_s, seen.setting, seen.traffic
-        self._told_base, self._asked_bounds, self._discard = setting_of(job.base), job.bounds, False
+        self._told_base, self._asked_bounds, self._discard = job.base, job.bounds, False
         try:
             self._searcher.ask(job)
         except WorkerError as error:

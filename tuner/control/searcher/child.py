@@ -10,16 +10,15 @@ import queue
 import resource
 import sys
 import threading
-import time
 import traceback
 from contextlib import suppress
 from typing import Annotated, BinaryIO, Final, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, JsonValue, ValidationError
 
-from rooftune.policies.errors import RooftuneError
-from rooftune.tuner.control.job import Answer, Job
-from rooftune.tuner.record import Count, Part, Words
+from rooftune.policies.errors import InputError, RooftuneError
+from rooftune.tuner.control.job import Job, SearchAnswer
+from rooftune.tuner.record import Count, Part, Words, first_problem
 
 # A job of 100,000 requests is about 10 MB; a line beyond this is nonsense, and neither side keeps more of it in memory.
 MAX_JOB_BYTES: Final = 64_000_000
@@ -29,6 +28,14 @@ LATE_EXIT: Final = 75  # when it gave up by itself, after Order.limit_s
 IDLE_EXIT: Final = 0
 
 Line = TypeVar("Line", bound=Part)
+
+
+class UncheckedOrder(Part):
+    """An order with any job, so that a wrong one is refused under its number."""
+
+    number: Count
+    job: JsonValue
+    limit_s: float
 
 
 class Order(Part):
@@ -47,9 +54,7 @@ class Reply(Part):
 
     number: Count
     stage: Words | None = None
-    done: Count = 0
-    total: Count = 0
-    answer: Answer | None = None
+    answer: SearchAnswer | None = None
     refused: Words | None = None
 
 
@@ -64,6 +69,14 @@ def decoded(kind: type[Line], raw: bytes) -> Line | None:
         return kind.model_validate_json(raw)
     except ValidationError:
         return None
+
+
+def order_of(raw: bytes) -> Order:
+    """Raises InputError for the first value that does not fit."""
+    try:
+        return Order.model_validate_json(raw)
+    except ValidationError as error:
+        raise first_problem(error, "the order", "start the controller again") from None
 
 
 _GONE_EXIT = 0
@@ -122,13 +135,16 @@ def _limit(memory_bytes: int, nice: int, cpus: int) -> None:
 
 
 def _serve(source: BinaryIO, out: BinaryIO, idle_exit_s: float) -> int:
-    orders: queue.Queue[Order] = queue.Queue()
+    orders: queue.Queue[Order | Reply] = queue.Queue()
     threading.Thread(target=_read, args=(source, orders), daemon=True).start()
     while True:
         try:
             order = orders.get(timeout=idle_exit_s)
         except queue.Empty:
             return IDLE_EXIT
+        if isinstance(order, Reply):
+            _say(out, order)
+            continue
         late = threading.Timer(order.limit_s, os._exit, (LATE_EXIT,))
         late.daemon = True
         late.start()
@@ -136,36 +152,42 @@ def _serve(source: BinaryIO, out: BinaryIO, idle_exit_s: float) -> int:
         late.cancel()
 
 
-def _read(source: BinaryIO, orders: "queue.Queue[Order]") -> None:
+def _read(source: BinaryIO, orders: "queue.Queue[Order | Reply]") -> None:
     """Runs beside the work, so that a controller that dies in the middle of a job leaves no orphan."""
     while raw := source.readline(MAX_JOB_BYTES + 1):
-        order = decoded(Order, raw)
-        if order is None:
-            print("a line that is no order", file=sys.stderr, flush=True)
-            os._exit(_NONSENSE_EXIT)
-        orders.put(order)
+        try:
+            orders.put(order_of(raw))
+        except InputError as error:
+            known = decoded(UncheckedOrder, raw)
+            if known is None:
+                print("a line that is no order", file=sys.stderr, flush=True)
+                os._exit(_NONSENSE_EXIT)
+            orders.put(_refusal(known.number, error))
     os._exit(_GONE_EXIT)
 
 
 def _work(order: Order, out: BinaryIO) -> None:
-    started_s = time.monotonic()
     said: list[str] = []
 
     def tell(stage: str, done: int, total: int) -> None:
         if said[-1:] != [stage]:
             said.append(stage)
-            _say(out, Reply(number=order.number, stage=stage, done=done, total=total))
+            _say(out, Reply(number=order.number, stage=stage))
 
     tell("starting", 0, 1)
     # Imported here, so that the controller hears that the job has begun before numba and Optuna are loaded.
     from rooftune.tuner.control.searcher.run import run_job
 
     try:
-        answer = run_job(order.job, tell, lambda: time.monotonic() - started_s)
+        answer = run_job(order.job, tell)
     except RooftuneError as error:
-        _say(out, Reply(number=order.number, refused=str(error)[:2000]))
+        _say(out, _refusal(order.number, error))
     else:
         _say(out, Reply(number=order.number, answer=answer))
+
+
+def _refusal(number: int, error: RooftuneError) -> Reply:
+    return Reply(number=number, refused=str(error)[:2000])
 
 
 def _say(out: BinaryIO, reply: Reply) -> None:

@@ -9,28 +9,14 @@ from typing import Any, Literal
 import numpy as np
 
 from rooftune.policies.outcomes import BoolArray, Outcomes
-from rooftune.policies.quantiles import quantile
-from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo, attainment
-from rooftune.tuner.control.job import Answer, Job
-from rooftune.tuner.control.outcome import Figures, Knobs, ProposalPart, TwinPart
-from rooftune.tuner.control.searcher.window import (
-    compared,
-    engine_of,
-    model_of,
-    noise_of,
-    observed_of,
-    setting_of,
-    slo_of,
-    traffic_of,
-)
-from rooftune.tuner.record import plain
+from rooftune.tuner.control.job import Job, SearchAnswer
+from rooftune.tuner.control.outcome import ProposalPart, TwinPart
+from rooftune.tuner.control.searcher.window import compared, noise_of, observed_of, slo_of, traffic_of
+from rooftune.tuner.model.model_file import check_step_model
 from rooftune.tuner.search.archive import Archive, TwinResult
-from rooftune.tuner.search.evaluation import Role
-from rooftune.tuner.search.lessons import LiveResult
 from rooftune.tuner.search.live import research
 from rooftune.tuner.search.live_values import LiveProposal, Question
-from rooftune.tuner.search.objective import judge
 from rooftune.tuner.sim.calibrate import Calibration, Fidelity, Observed, Quality, calibrate
 from rooftune.tuner.sim.noise import QUIET
 from rooftune.tuner.sim.result import RunResult
@@ -99,71 +85,43 @@ def rows_of(outcomes: Outcomes, kept: BoolArray) -> Outcomes:
     return replace(outcomes, **chosen, gap_values_s=np.zeros(0), gap_weights=np.zeros(0))
 
 
-def figures_of(result: RunResult, slo: Slo, span_s: float) -> Figures:
-    """A replay as the figures of a cycle; span_s: seconds of the window, so that goodput is comparable with it."""
-    outcomes = result.outcomes
-    found = judge(result, Setting(step_tokens=1), slo, Role.CURRENT)  # the setting is a label here, and not used
-    share = found.attainment
-    several = outcomes.output_tokens > 1
-    queue_s = np.where(np.isnan(outcomes.scheduled_s), np.inf, outcomes.scheduled_s - outcomes.arrival_s)
-    longest_s = np.where(outcomes.finished, outcomes.longest_gap_s, np.inf)[several]
-    return Figures(
-        requests=len(outcomes),
-        span_s=span_s,
-        attainment=share if math.isfinite(share) else None,
-        goodput_rps=share * len(outcomes) / span_s if math.isfinite(share) and span_s > 0.0 else None,
-        ttft_p50_s=plain(found.ttft_p50_s),
-        ttft_p95_s=plain(found.ttft_p95_s),
-        ttft_p99_s=plain(found.ttft_p99_s),
-        queue_p99_s=plain(quantile(queue_s, 0.99)),
-        tpot_p95_s=plain(found.tpot_p95_s),
-        longest_gap_p50_s=plain(quantile(longest_s, 0.5)),
-        longest_gap_p99_s=plain(found.longest_gap_p99_s),
-        failed=int((~outcomes.finished).sum()),
-        preemptions=result.preempted,
-    )
-
-
 Tell = Callable[[str, int, int], None]
 
 WARM = 4  # settings of earlier searches that this one begins with
 JUDGE_SEEDS = 3  # replays of the window that the twin is judged by, where steps are noisy
 
 
-def run_job(job: Job, tell: Tell, took_s: Callable[[], float]) -> Answer:
-    """The answer to a job; took_s(): seconds since it came. Raises RooftuneError for a job that makes no sense."""
+def run_job(job: Job, tell: Tell) -> SearchAnswer:
+    """The answer to a job. Raises RooftuneError for a job that makes no sense."""
     traffic, observed = traffic_of(job.window), observed_of(job.window)
-    engine, model = engine_of(job.engine), model_of(job.model, "model")
-    slo, current, base = slo_of(job), setting_of(job.current, "current"), setting_of(job.base, "base")
+    model, slo = check_step_model(job.model, "model"), slo_of(job)
+    for draw in job.draws:
+        check_step_model(draw, "a draw of the model")
     tell("twin", 0, 1)
     noise = noise_of(job, job.seed)
     bounds_s = sorted({*slo.gap_bounds(), *job.window.gap_bounds_s})
     others = [] if noise is QUIET else [noise_of(job, job.seed + k) for k in range(1, JUDGE_SEEDS)]
     replays = [
-        simulate(traffic, engine, current, model, gap_bounds_s=bounds_s, noise=luck) for luck in (noise, *others)
+        simulate(traffic, job.engine, job.current, model, gap_bounds_s=bounds_s, noise=luck)
+        for luck in (noise, *others)
     ]
     twin = twin_part(replays, observed, compared(observed), slo)
-    span_s = float(np.max(observed.finish_s))
-    now = figures_of(replays[0], slo, span_s)
     if twin.verdict == "not_good":
-        return Answer(twin=twin, proposal=None, predicted_now=now, predicted_proposed=None, took_s=took_s())
+        return SearchAnswer(twin=twin, proposal=None)
     archive = None if job.storage is None else _archive(job.storage, job.study)
     question = Question(
         traffic=traffic,
-        engine=engine,
+        engine=job.engine,
         model=model,
         slo=slo,
-        base=base,
+        base=job.base,
         bounds=job.bounds,
         trials=job.trials,
         seed=job.seed,
-        draws=[model_of(draw, "a draw of the model") for draw in job.draws],
+        draws=job.draws,
         noise=noise,
-        live=[
-            _live(trial.setting, trial.attainment, trial.requests, trial.twin_attainment)
-            for trial in reversed(job.live)
-        ],
-        now_error=_now_error(twin) if current == base else 0.0,
+        live=job.live[::-1],
+        now_error=_now_error(twin) if job.current == job.base else 0.0,
         warm=[] if archive is None else archive.remembered(WARM),
     )
     found = research(question, tell)
@@ -171,23 +129,13 @@ def run_job(job: Job, tell: Tell, took_s: Callable[[], float]) -> Answer:
         tell("keep", 0, 1)
         end = TwinResult(found.best.setting, found.best.attainment, len(traffic))
         archive.keep(frozenset(job.bounds), end, question.live)
-    return Answer(
-        twin=twin,
-        proposal=_proposal(found),
-        predicted_now=now,
-        predicted_proposed=figures_of(found.best_result, slo, span_s),
-        took_s=took_s(),
-    )
+    return SearchAnswer(twin=twin, proposal=_proposal(found))
 
 
 @cache
 def _archive(storage: str, study: str) -> Archive:
     """One connection for all jobs of this child."""
     return Archive(storage, study)
-
-
-def _live(knobs: Knobs, attainment: float, requests: int, twin_attainment: float | None) -> LiveResult:
-    return LiveResult(setting_of(knobs, "a live trial"), attainment, requests, twin_attainment)
 
 
 def _now_error(twin: TwinPart) -> float:

@@ -1,20 +1,15 @@
-"""A job's values as the twin's: traffic, what was observed, the engine, the step model and its noise."""
+"""A job's values as the twin's: traffic, what was observed, and the noise of steps."""
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 
 from rooftune.policies.errors import InputError
 from rooftune.policies.outcomes import BoolArray, FloatArray, Outcomes
-from rooftune.policies.request import Boot, Setting
-from rooftune.policies.slo import Condition, Override, Slo, Target
-from rooftune.policies.step_time import StepModel
+from rooftune.policies.slo import Slo
 from rooftune.tuner.control.figures import judgeable
-from rooftune.tuner.control.job import EngineFacts, Job, TargetRow, WindowPart
-from rooftune.tuner.model.model_file import check_step_model
+from rooftune.tuner.control.job import Job, WindowPart
 from rooftune.tuner.observe.rows import FINISHED, RequestRows
-from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.noise import QUIET, StepNoise, noise_from_steps
 from rooftune.tuner.traffic.workload import Traffic
 
@@ -25,62 +20,8 @@ CUT_QUANTILE = 0.9
 
 
 def slo_of(job: Job) -> Slo:
-    """The targets as this window can show them; without any, most tokens per second is what is wanted."""
-    targets = _targets(job.targets)
-    overrides = tuple(
-        Override(
-            Condition(
-                row.min_prompt_tokens,
-                row.max_prompt_tokens,
-                row.min_output_tokens,
-                row.max_output_tokens,
-                cached=row.cached,
-            ),
-            _targets(row.targets),
-        )
-        for row in job.overrides
-    )
-    slo = Slo(targets, overrides, objective="goodput" if targets else "tokens_per_s")
-    return judgeable(slo, job.window.gap_bounds_s)
-
-
-def _targets(rows: tuple[TargetRow, ...]) -> tuple[Target, ...]:
-    return tuple(Target(row.metric, row.bound_s, row.quantile) for row in rows)  # type: ignore[arg-type]  # Target checks it
-
-
-def setting_of(knobs: Mapping[str, int | float], what: str) -> Setting:
-    """Raises InputError for a name that is no knob."""
-    unknown = sorted(set(knobs) - set(Setting._fields))
-    if unknown or "step_tokens" not in knobs:
-        raise InputError(
-            f"{what} names {unknown[:1] or 'no step_tokens'}, must be knobs with a budget; correct the job"
-        )
-    whole = {name: int(v) if name in _WHOLE else float(v) for name, v in knobs.items()}
-    return Setting(**whole)  # type: ignore[arg-type]  # whole numbers where the field is one
-
-
-_WHOLE = frozenset(name for name, kind in Setting.__annotations__.items() if kind is int)
-
-
-def model_of(coefficients: Mapping[str, float], what: str) -> StepModel:
-    """Raises InputError when it is no step model."""
-    if set(coefficients) != set(StepModel._fields):
-        raise InputError(f"{what} must hold exactly {', '.join(StepModel._fields)}; fit the model again")
-    return check_step_model(StepModel(**coefficients), what)
-
-
-def engine_of(facts: EngineFacts) -> Engine:
-    """The twin's engine. The window says how much of each prompt was cached, so the pool need not know contents."""
-    boot = Boot(
-        ceiling_tokens=facts.ceiling_tokens,
-        block_tokens=facts.block_tokens,
-        chunking=int(facts.chunking),
-        reserve_whole_prompt=1,
-        contents=0,
-        keep_decodes_moving=int(facts.keep_decodes_moving),
-        plan_ahead=int(facts.plan_ahead),
-    )
-    return Engine(boot, facts.kv_blocks, facts.sequence_ceiling, facts.outside_first_s, facts.outside_token_s)
+    """The targets as this window can show them."""
+    return judgeable(job.slo, job.window.gap_bounds_s)
 
 
 def noise_of(job: Job, seed: int) -> StepNoise:

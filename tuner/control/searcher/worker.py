@@ -14,7 +14,7 @@ from typing import IO
 
 from rooftune.policies.errors import bad_value
 from rooftune.tuner.clock import Clock, SystemClock
-from rooftune.tuner.control.job import Answer, Job, WorkerError, WorkerFault
+from rooftune.tuner.control.job import Job, SearchAnswer, WorkerError, WorkerFault
 from rooftune.tuner.control.searcher.child import (
     IDLE_EXIT,
     LATE_EXIT,
@@ -185,7 +185,7 @@ class ChildSearcher:
         self._send(line)
         return True
 
-    def answer(self) -> Answer | None:
+    def answer(self) -> SearchAnswer | None:
         """See ``Searcher.answer``; never waits."""
         if self._order is None or self._child is None:
             if self._child is not None and self._child.exit_code() is not None:
@@ -225,7 +225,7 @@ class ChildSearcher:
                 raise WorkerError(WorkerFault.DIED, f"the child process does not start: {error.strerror}") from None
         self._child.send(line)
 
-    def _take(self, raw: bytes, order: Order) -> Answer | None:
+    def _take(self, raw: bytes, order: Order) -> SearchAnswer | None:
         reply = decoded(Reply, raw)
         said = reply is not None and sum(p is not None for p in (reply.stage, reply.answer, reply.refused)) == 1
         if reply is None or not said or reply.number > order.number:
