@@ -11,11 +11,14 @@ from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo, Target
 from rooftune.tuner.control.job import Job, SearchAnswer, WindowPart
 from rooftune.tuner.control.memory import setting_of
-from rooftune.tuner.control.searcher.run import twin_part
+from rooftune.tuner.control.searcher import run as runner
+from rooftune.tuner.control.searcher.run import Tell, twin_part
 from rooftune.tuner.control.searcher.window import compared, observed_of, slo_of, traffic_of
 from rooftune.tuner.search import archive
 from rooftune.tuner.search.archive import Archive
 from rooftune.tuner.search.lessons import LiveResult
+from rooftune.tuner.search.live import MOST_LIVE, research
+from rooftune.tuner.search.live_values import LiveProposal, Question
 from rooftune.tuner.sim.noise import noise_from_steps
 from rooftune.tuner.sim.twin import simulate
 from tests.control.jobs import BASE, BOUNDS, MODEL, TTFT, InlineSearcher, job, mix, window
@@ -138,6 +141,24 @@ def test_a_live_trial_that_failed_is_not_proposed_again() -> None:
     again = run(job(live=(bad,)))
     assert again.proposal is not None and again.proposal.setting != first.proposal.setting
     assert again.proposal.live_trials == 1 and again.proposal.trials == 30
+
+
+def test_where_many_ran_live_the_newest_are_heard_and_the_archive_keeps_the_oldest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Question] = []
+
+    def noted(question: Question, tell: Tell) -> LiveProposal:
+        asked.append(question)
+        return research(question, tell)
+
+    monkeypatch.setattr(runner, "research", noted)
+    newest_first = tuple(LiveResult(BASE._replace(step_tokens=1000 - 8 * age), 0.5, 300, 0.5) for age in range(14))
+    url = f"sqlite:///{tmp_path / 'studies.db'}"
+    found = run(job(live=newest_first, trials=4, storage=url, study="shop"))
+    assert asked[0].live == newest_first
+    assert found.proposal is not None and found.proposal.live_trials == MOST_LIVE
+    assert tuple(Archive(url, "shop").live()) == newest_first[::-1]
 
 
 @pytest.mark.slow

@@ -120,7 +120,7 @@ def run_job(job: Job, tell: Tell) -> SearchAnswer:
         seed=job.seed,
         draws=job.draws,
         noise=noise,
-        live=job.live[::-1],
+        live=job.live,
         now_error=_now_error(twin) if job.current == job.base else 0.0,
         warm=[] if archive is None else archive.remembered(WARM),
     )
@@ -128,7 +128,7 @@ def run_job(job: Job, tell: Tell) -> SearchAnswer:
     if archive is not None:
         tell("keep", 0, 1)
         end = TwinResult(found.best.setting, found.best.attainment, len(traffic))
-        archive.keep(frozenset(job.bounds), end, question.live)
+        archive.keep(frozenset(job.bounds), end, job.live[::-1])
     return SearchAnswer(twin=twin, proposal=_proposal(found))
 
 
