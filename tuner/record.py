@@ -7,17 +7,15 @@ Numbers are in the unit that stands in their name. A latency that never came is 
 infinity), one without samples is null; neither is ever 0.
 """
 
+import json
 import math
 from typing import Annotated, Final, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rooftune.policies.errors import InputError
 from rooftune.policies.request import Setting
 from rooftune.policies.step_time import StepModel
-
-SCHEMA: Final = "rooftune.run-record"
-VERSION: Final = 2
 
 Source = Literal["measured", "simulated", "assumed", "given"]
 BARS: Final = 240  # of a step timeline
@@ -315,10 +313,11 @@ class RunRecord(Part):
                 raise ValueError(f"a trial has {len(trial.margins)} margins, must be {len(self.targets)}, one a target")
         return self
 
-    def values(self) -> dict[str, JsonValue]:
-        """The record as JSON values, keys in the order of this page."""
-        values: dict[str, JsonValue] = self.model_dump(mode="json", by_alias=True)
-        return values
+
+def json_text(part: Part, *, indent: int | None = None) -> str:
+    """A part as JSON, keys in the order of its fields, on one line unless ``indent`` is given; ends in a newline."""
+    values = part.model_dump(mode="json", by_alias=True)
+    return json.dumps(values, indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def first_problem(error: ValidationError, where: str, remedy: str) -> InputError:

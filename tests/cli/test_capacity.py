@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rooftune.tuner.report.replays import CapacityRecord
+from rooftune.tuner.report.capacity import CapacityRecord
 from tests.cli.commands import rooftune, write_mix
 
 TARGETS = ("--ttft-p99", "4s", "--gap-p99", "50ms")

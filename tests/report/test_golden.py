@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rooftune.tuner.record import record_from_json
-from rooftune.tuner.report.folder import record_text, report_files
+from rooftune.tuner.record import json_text, record_from_json
+from rooftune.tuner.report.folder import report_files
 from rooftune.tuner.report.render import summary
 from tests.report.records import record_values
 
@@ -22,7 +22,7 @@ def _renderings() -> dict[str, str]:
 
 
 if os.environ.get("ROOFTUNE_UPDATE_GOLDEN"):
-    RECORD.write_text(record_text(record_from_json(json.dumps(record_values()), "golden")), encoding="utf-8")
+    RECORD.write_text(json_text(record_from_json(json.dumps(record_values()), "golden"), indent=1), encoding="utf-8")
     for name, text in _renderings().items():
         (GOLDEN / name).write_text(text, encoding="utf-8")
 
@@ -34,7 +34,7 @@ def test_rendering_is_the_stored_one(name: str) -> None:
 
 def test_record_survives_a_round_trip() -> None:
     text = RECORD.read_text(encoding="utf-8")
-    assert record_text(record_from_json(text, "golden")) == text
+    assert json_text(record_from_json(text, "golden"), indent=1) == text
 
 
 def test_rendering_twice_is_the_same() -> None:

@@ -14,8 +14,9 @@ from rooftune.tuner.cli.flags.target import add_target_flags, read_slo
 from rooftune.tuner.cli.flags.traffic import add_model_flag, add_traffic_flags, read_model, read_traffic
 from rooftune.tuner.cli.flags.values import flag_of
 from rooftune.tuner.cli.output import progress_to_stderr, warm_twin
+from rooftune.tuner.record import json_text
 from rooftune.tuner.report.build import engine_part, traffic_part
-from rooftune.tuner.report.capacity import capacity_line, capacity_record, capacity_text
+from rooftune.tuner.report.capacity import capacity_record, capacity_text
 from rooftune.tuner.search.capacity import find_capacity
 
 _EXAMPLE = """examples:
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         engine=engine_part(engine, caching, sources),
     )
     if args.json:
-        sys.stdout.write(capacity_line(record))
+        sys.stdout.write(json_text(record))
     else:
         print(capacity_text(record))
     return InfeasibleError.exit_code if record.scale is None else 0

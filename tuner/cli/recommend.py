@@ -16,9 +16,9 @@ from rooftune.tuner.cli.flags.target import add_target_flags, read_slo
 from rooftune.tuner.cli.flags.traffic import add_model_flag, add_traffic_flags, read_draws, read_model, read_traffic
 from rooftune.tuner.cli.output import progress_to_stderr, warm_twin
 from rooftune.tuner.files import shown_path
-from rooftune.tuner.record import RunRecord
+from rooftune.tuner.record import RunRecord, json_text
 from rooftune.tuner.report.build import Replayed, engine_part, run_record, traffic_part
-from rooftune.tuner.report.folder import record_text, report_folder, write_report
+from rooftune.tuner.report.folder import report_folder, write_report
 from rooftune.tuner.report.render import summary
 from rooftune.tuner.search.recommend import recommend
 
@@ -107,7 +107,7 @@ def _folder(out: str | None) -> Iterator[Path | None]:
 
 def _print(record: RunRecord, written: tuple[Path, ...], as_json: bool) -> None:
     if as_json:
-        sys.stdout.write(record_text(record))
+        sys.stdout.write(json_text(record, indent=1))
         return
     print(summary(record))
     if written:

@@ -22,9 +22,9 @@ from rooftune.tuner.cli.flags.traffic import (
 )
 from rooftune.tuner.cli.flags.values import flag_of
 from rooftune.tuner.cli.output import progress_to_stderr, warm_twin
-from rooftune.tuner.record import EnginePart, Source, StepModelPart
+from rooftune.tuner.record import EnginePart, Source, StepModelPart, json_text
 from rooftune.tuner.report.build import engine_part, traffic_part
-from rooftune.tuner.report.replays import one_setting, record_line, replay_record, table_text, what_was_replayed
+from rooftune.tuner.report.replays import one_setting, replay_record, table_text, what_was_replayed
 from rooftune.tuner.search.evaluation import Role
 from rooftune.tuner.search.objective import judge
 from rooftune.tuner.sim.engine import Engine, check_setting
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
         engine=job.engine_part,
     )
     if args.json:
-        sys.stdout.write(record_line(record))
+        sys.stdout.write(json_text(record))
         return 0
     table = one_setting(record)
     changed = "".join(f"\nfrom {change.at_s:g} s on: budget {change.setting.step_tokens:,}" for change in job.changes)

@@ -12,8 +12,9 @@ from rooftune.tuner.cli.flags.target import add_target_flags, read_slo
 from rooftune.tuner.cli.flags.traffic import add_model_flag, add_traffic_flags, read_model, read_traffic
 from rooftune.tuner.cli.flags.values import add_value, parse_count
 from rooftune.tuner.cli.output import progress_to_stderr, warm_twin
+from rooftune.tuner.record import json_text
 from rooftune.tuner.report.build import engine_part, traffic_part
-from rooftune.tuner.report.replays import many_settings, record_line, replay_record, table_text, what_was_replayed
+from rooftune.tuner.report.replays import many_settings, replay_record, table_text, what_was_replayed
 from rooftune.tuner.search.evaluation import Role
 from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.sim.engine import check_setting
@@ -98,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         engine=engine_part(engine, caching, sources),
     )
     if args.json:
-        sys.stdout.write(record_line(record))
+        sys.stdout.write(json_text(record))
         return 0
     table = many_settings(record)
     print(f"{what_was_replayed(record)}\n\n{table_text(table)}\n\n{table.note}")

@@ -10,8 +10,6 @@ from rooftune.policies.request import Setting
 from rooftune.policies.slo import Condition, MarginRow, Slo
 from rooftune.policies.step_time import StepCost, StepModel, knee_tokens
 from rooftune.tuner.record import (
-    SCHEMA,
-    VERSION,
     EnginePart,
     MarginPart,
     RunRecord,
@@ -229,8 +227,8 @@ def run_record(
     """The record of one recommendation. made_at: UTC, ISO 8601, from the caller's clock."""
     slo = given.slo
     return RunRecord(
-        schema=SCHEMA,
-        version=VERSION,
+        schema="rooftune.run-record",
+        version=2,
         made_at=made_at,
         made_by=made_by,
         verdict=found.verdict.value,

@@ -1,16 +1,28 @@
 """What ``rooftune capacity`` says: its record, and that record in words."""
 
-import json
 import math
 import textwrap
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from rooftune.policies.envelope import KNOB_LABELS
 from rooftune.policies.slo import Slo
-from rooftune.tuner.record import EnginePart, StepModelPart, TrafficPart
+from rooftune.tuner.record import (
+    Count,
+    EnginePart,
+    MarginPart,
+    Part,
+    Some,
+    StepModelPart,
+    TargetPart,
+    TrafficPart,
+    TrialPart,
+    Words,
+)
 from rooftune.tuner.report import words
 from rooftune.tuner.report.build import margin_parts, setting_values, target_parts, trial_part
 from rooftune.tuner.report.headline import knob_value
-from rooftune.tuner.report.replays import CapacityRecord, SharesPart
 from rooftune.tuner.search.capacity import Capacity
 from rooftune.tuner.search.feasible_rate import HIGHEST_SCALE, LOWEST_SCALE
 
@@ -36,6 +48,44 @@ LEVER_WORDS = {
     "more_replicas": "another replica",
     "targets": "other targets: at any rate these are missed by the longest requests",
 }
+
+
+class SharesPart(Part):
+    """Shares of the time of the worst minute just above the capacity; see ``rooftune.tuner.search.capacity.Shares``."""
+
+    at_budget: Annotated[float, Field(ge=0, le=1)]
+    prefill: Annotated[float, Field(ge=0, le=1)]
+    sequences_full: Annotated[float, Field(ge=0, le=1)]
+    kv_blocked: Annotated[float, Field(ge=0, le=1)]
+    kv_peak: Annotated[float, Field(ge=0)]
+    over_by_prompts: Annotated[float, Field(ge=0, le=1)]
+
+
+class CapacityRecord(Part):
+    """What one engine carries. scale, rate_rps: highest rate tried that meets every target, null for none.
+
+    above_scale: lowest rate tried that does not, null when all did. breaks: index into ``targets`` of the one that
+    fails first, with its margins just above. at: the replay at ``scale``. Everything is simulated.
+    """
+
+    schema_name: Literal["rooftune.capacity"] = Field(alias="schema")
+    version: Literal[1]
+    targets: tuple[TargetPart, ...]
+    traffic: TrafficPart
+    step_model: StepModelPart
+    engine: EnginePart
+    setting: dict[str, Annotated[int | float, Field(ge=0)]]
+    searched: bool
+    scale: Annotated[float, Field(gt=0)] | None
+    rate_rps: Annotated[float, Field(gt=0)] | None
+    above_scale: Annotated[float, Field(gt=0)] | None
+    at: TrialPart | None
+    breaks: Count | None
+    above_margins: tuple[MarginPart, ...]
+    resource: Words
+    shares: SharesPart | None
+    levers: tuple[Words, ...]
+    replays: Some
 
 
 def capacity_record(
@@ -66,11 +116,6 @@ def capacity_record(
         levers=tuple(lever.value for lever in found.levers),
         replays=found.replays,
     )
-
-
-def capacity_line(record: CapacityRecord) -> str:
-    """One JSON object on one line."""
-    return json.dumps(record.values(), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def capacity_text(record: CapacityRecord) -> str:

@@ -1,6 +1,5 @@
 """The folder of a report: checked before the long work, written whole or not at all."""
 
-import json
 import os
 import secrets
 import tempfile
@@ -10,21 +9,16 @@ from pathlib import Path
 
 from rooftune.policies.errors import InputError, UnreachableError
 from rooftune.tuner.files import FULL, locked, shown_path
-from rooftune.tuner.record import RunRecord
+from rooftune.tuner.record import RunRecord, json_text
 from rooftune.tuner.report.render import html_page, markdown_page
 
 REMEDY = "choose a folder that is yours"
 
 
-def record_text(record: RunRecord) -> str:
-    """The record as it stands in report.json."""
-    return json.dumps(record.values(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-
 def report_files(record: RunRecord) -> dict[str, str]:
     """Name and text of each file of the report; the page last, so that it never stands without the others."""
     return {
-        "report.json": record_text(record),
+        "report.json": json_text(record, indent=1),
         "report.md": markdown_page(record),
         "index.html": html_page(record),
     }
