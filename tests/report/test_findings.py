@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from rooftune.tuner.report import tables
+from rooftune.tuner.report import headline, tables
 from rooftune.tuner.report.charts import budget_and_cap, step_curve, timelines, ttft_against_gap
 from rooftune.tuner.report.findings import extras, little_to_gain, target_floor_s
 from rooftune.tuner.report.flags import HOOK, elsewhere, vllm_versions
-from rooftune.tuner.report.headline import headline
 from rooftune.tuner.report.render import html_page, markdown_page, summary
 from tests.report.records import TTFT_BOUND_S, record, record_values, trial
 
@@ -67,12 +66,12 @@ def _plain(text: str) -> str:
 
 
 def test_the_title_names_two_knobs_and_counts_the_rest() -> None:
-    assert headline(_with_policies()).title == (
+    assert headline.title(_with_policies()) == (
         "Set token budget to 704 tokens, chunk cap to 128 tokens and 3 more knobs"
     )
-    assert headline(record()).title == "Set token budget to 704 tokens and chunk cap to 128 tokens"
+    assert headline.title(record()) == "Set token budget to 704 tokens and chunk cap to 128 tokens"
     none = record(verdict="infeasible", best=trial("search", 512, feasible=False))
-    assert headline(none).title.endswith("best found: token budget 512 tokens")
+    assert headline.title(none).endswith("best found: token budget 512 tokens")
 
 
 def test_a_stock_setting_has_nothing_new() -> None:
@@ -104,7 +103,7 @@ def test_tensorrt_takes_whole_kv_blocks() -> None:
 def test_little_to_gain_comes_first() -> None:
     made = _quiet()
     assert little_to_gain(made)
-    assert headline(made).title.startswith("Little to gain")
+    assert headline.title(made).startswith("Little to gain")
     lines = summary(made).splitlines()
     assert lines[0].startswith("Little to gain") and lines[2].startswith("  first")
     page = html_page(made)
@@ -142,7 +141,7 @@ def test_infeasible_names_target_floor_and_rate() -> None:
     best = trial("search", 640, margins=_missed(4.0), feasible=False)
     made = record(**INFEASIBLE, **missed, trials=trials, best=best, feasible=rate)
     assert target_floor_s(made, 0) == 3.5
-    said = headline(made).limit
+    said = headline.limit(made)
     for needed in ("time to first token p99 within 2 s", "comes to 4 s", "target alone comes to 3.5 s", "0.43 times"):
         assert needed in said
     assert "4.3 requests/s" in said and "9 replays" in said
@@ -151,12 +150,12 @@ def test_infeasible_names_target_floor_and_rate() -> None:
 def test_infeasible_only_together_and_at_no_rate() -> None:
     rate = {"scale": None, "rate_rps": None, "width": None, "lowest_scale": 0.015625, "replays": 8}
     best = trial("search", 640, margins=_missed(4.0), feasible=False)
-    said = headline(record(**INFEASIBLE, best=best, feasible=rate)).limit
+    said = headline.limit(record(**INFEASIBLE, best=best, feasible=rate))
     assert "not together with the others" in said
     assert "Even at 1/64 of this rate" in said and "Missed as well" not in said
     assert "--engine rooftune" in said
     everything = record_values()["search"] | {"knobs": ["step_tokens", "order_policy"]}
-    assert "--engine" not in headline(record(**INFEASIBLE, best=best, feasible=rate, search=everything)).limit
+    assert "--engine" not in headline.limit(record(**INFEASIBLE, best=best, feasible=rate, search=everything))
 
 
 def test_glances_are_drawn_in_the_heat_map_only() -> None:
@@ -206,5 +205,5 @@ def test_what_can_never_run_is_said_before_any_target() -> None:
 def test_every_other_target_that_is_missed_is_named_too() -> None:
     values = trial("search", 640, margins=_missed(4.0), feasible=False)
     values["margins"][1] |= {"measured_s": 0.0303, "margin": 0.01}
-    said = headline(record(**INFEASIBLE, best=values)).limit
+    said = headline.limit(record(**INFEASIBLE, best=values))
     assert "Missed as well: gap between tokens p99 within 30 ms (30.3 ms)." in said

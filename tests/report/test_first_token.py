@@ -1,15 +1,15 @@
 """What the first screen says where gaps play no part, and where the twin has been checked."""
 
 from rooftune.tuner.record import StepModelPart
+from rooftune.tuner.report import trust
 from rooftune.tuner.report.build import _twin_error
-from rooftune.tuner.report.headline import headline
 from tests.report.records import record, record_values
 
 
 def test_a_prefill_only_engine_is_said_to_be_tuned_for_the_first_token() -> None:
     traffic = {**record_values()["traffic"], "output_p50_tokens": 1, "output_p99_tokens": 1, "output_max_tokens": 1}
-    assert any("prefill-only" in line for line in headline(record(traffic=traffic)).caveats)
-    assert not any("prefill-only" in line for line in headline(record()).caveats)
+    assert any("prefill-only" in line for line in trust.caveats(record(traffic=traffic)))
+    assert not any("prefill-only" in line for line in trust.caveats(record()))
 
 
 def test_errors_of_the_twin_in_a_model_file_reach_the_record_and_step_errors_do_not() -> None:

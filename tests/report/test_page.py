@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from rooftune.tuner.report import tables, words
+from rooftune.tuner.report import tables, trust, words
 from rooftune.tuner.report.flags import vllm_flags, vllm_flags_before
-from rooftune.tuner.report.headline import headline
 from rooftune.tuner.report.render import html_page, markdown_page, summary
 from tests.report.records import record, trial
 
@@ -117,7 +116,7 @@ def test_first_screen_says_what_why_how_and_undo() -> None:
 
 
 def test_a_checked_twin_does_not_claim_to_be_unchecked() -> None:
-    assert not any("not been checked" in line for line in headline(record(twin_error={"ttft_p99": 0.04})).caveats)
+    assert not any("not been checked" in line for line in trust.caveats(record(twin_error={"ttft_p99": 0.04})))
 
 
 def test_summary_has_one_figure_for_before_and_one_for_after() -> None:
@@ -208,4 +207,4 @@ def test_run_in_which_nothing_ever_came_still_renders() -> None:
 def test_target_without_samples_is_said_not_to_be_judged() -> None:
     rows = [{"measured_s": 1.0, "margin": -0.5, "samples": 10}, {"measured_s": None, "margin": None, "samples": 0}]
     made = record(best=trial("search", 704, margins=rows))
-    assert any("No sample for gap between tokens p99" in line for line in headline(made).caveats)
+    assert any("No sample for gap between tokens p99" in line for line in trust.caveats(made))

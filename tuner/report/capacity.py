@@ -1,7 +1,6 @@
 """What ``rooftune capacity`` says: its record, and that record in words."""
 
 import math
-import textwrap
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -22,12 +21,8 @@ from rooftune.tuner.record import (
 )
 from rooftune.tuner.report import words
 from rooftune.tuner.report.build import margin_parts, setting_values, target_parts, trial_part
-from rooftune.tuner.report.headline import knob_value
 from rooftune.tuner.search.capacity import Capacity
 from rooftune.tuner.search.feasible_rate import HIGHEST_SCALE, LOWEST_SCALE
-
-COLUMNS = 100
-_INDENT = 11
 
 RESOURCE_WORDS = {
     "prefill": "prefill compute: there is nearly always a prompt waiting to be read",
@@ -121,7 +116,7 @@ def capacity_record(
 def capacity_text(record: CapacityRecord) -> str:
     """One screen. Ends without a newline."""
     setting = "; ".join(
-        f"{KNOB_LABELS.get(name, name)} {knob_value(name, value)}"
+        f"{KNOB_LABELS.get(name, name)} {words.knob_value(name, value)}"
         for name, value in record.setting.items()
         if name != "prefill_s_per_token"
     )
@@ -152,14 +147,7 @@ def capacity_text(record: CapacityRecord) -> str:
     )
     lines = [_title(record), ""]
     for label, text in rows:
-        lines += textwrap.wrap(
-            text,
-            COLUMNS,
-            initial_indent=f"  {label:<{_INDENT - 2}}",
-            subsequent_indent=" " * _INDENT,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        lines += words.entry(label, text)
     return "\n".join(lines)
 
 

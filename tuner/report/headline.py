@@ -1,56 +1,39 @@
 """The first screen in words: what to set, against what, why, how sure, how to undo it."""
 
-from dataclasses import dataclass
-
-from rooftune.policies.envelope import KNOB, KNOB_LABELS, SEARCHED
-from rooftune.tuner.record import RunRecord, TrialPart
-from rooftune.tuner.report import findings as reason
+from rooftune.policies.envelope import KNOB_LABELS, SEARCHED
+from rooftune.tuner.record import RunRecord
 from rooftune.tuner.report import trust, words
-from rooftune.tuner.report.findings import extras, first_words, little_to_gain, missed, unreachable_words
-from rooftune.tuner.report.flags import flags_added, vllm_flags_before
+from rooftune.tuner.report.findings import (
+    cause,
+    extras,
+    first_words,
+    little_to_gain,
+    missed,
+    trade,
+    unreachable_words,
+)
+from rooftune.tuner.report.flags import flag_words, flags_added, vllm_flags, vllm_flags_before
 from rooftune.tuner.report.trust import moves
 
 
-@dataclass(frozen=True)
-class Headline:
-    """Sentences for the top of every rendering. first: what comes before all else, empty when nothing does.
-
-    extras: one sentence for every knob that is set and that a stock vLLM lacks. why: what goes wrong today, what the
-    change does, and the share of good requests. trade: what gets better and what gets worse, empty when nothing is set.
-    trust: the verdict on how far to trust it; caveats: what that rests on. watch: what to look at after the change.
-    undo_first: what to do before anything, empty when nothing is needed.
-    """
-
-    title: str
-    first: str
-    what: str
-    extras: tuple[str, ...]
-    why: str
-    trade: str
-    limit: str
-    trust: str
-    caveats: tuple[str, ...]
-    watch: str
-    undo_first: str
-    undo: str
-
-
-def headline(record: RunRecord) -> Headline:
-    """The first screen of a record."""
-    return Headline(
-        title=_title(record),
-        first=first_words(record),
-        what=_what(record),
-        extras=extras(record),
-        why=f"{reason.cause(record)} {_why(record)}".strip(),
-        trade=reason.trade(record),
-        limit=_limit(record),
-        trust=trust.verdict(record),
-        caveats=trust.caveats(record),
-        watch=trust.watch(record),
-        undo_first=_undo_first(record),
-        undo=_undo(record),
-    )
+def answers(record: RunRecord) -> list[tuple[str, list[str]]]:
+    """The first screen of every rendering: (label, sentences), without those that have nothing to say."""
+    targets = "; ".join(map(words.target, record.targets)) or "none; the objective is tokens per second"
+    rows: list[tuple[str, tuple[str, ...]]] = [
+        ("First", (first_words(record),)),
+        ("Trust", (trust.verdict(record),)),
+        ("What", (what(record),)),
+        ("New", extras(record)),
+        ("Why", (why(record),)),
+        ("Trade", (trade(record),)),
+        ("Limit", (limit(record),)),
+        ("Targets", (f"{targets}.",)),
+        ("How", how(record)),
+        ("Undo", undo(record)),
+        ("Then", (trust.watch(record),)),
+    ]
+    kept = [(label, [sentence for sentence in said if sentence]) for label, said in rows]
+    return [(label, said) for label, said in kept if said]
 
 
 def after_word(record: RunRecord) -> str:
@@ -63,92 +46,68 @@ def before_word(record: RunRecord) -> str:
     return "defaults (assumed)" if record.current_source == "assumed" else "in force"
 
 
-def good_share(trial: TrialPart) -> str:
-    """``98.2 % of requests``."""
-    return f"{words.share(trial.attainment)} of requests"
+_IN_TITLE = frozenset(KNOB_LABELS[name] for name in SEARCHED)
+MOST_IN_TITLE = 3
+# Not shown as a change: a setting carries it, but no operator chooses it.
+_DERIVED = ("prefill_s_per_token",)
 
 
 def changes(record: RunRecord) -> tuple[tuple[str, str, str], ...]:
     """(knob, before, after) for every knob that the recommendation moves; empty when it moves none."""
     before, after = record.current.setting, record.best.setting
-    rows = []
-    for name in dict.fromkeys([*before, *after]):
-        old, new = before.get(name, 0), after.get(name, 0)
-        if old != new and name not in _DERIVED:
-            rows.append((KNOB_LABELS.get(name, name), knob_value(name, old), knob_value(name, new)))
-    return tuple(rows)
+    moved = [(name, before.get(name, 0), after.get(name, 0)) for name in dict.fromkeys([*before, *after])]
+    return tuple(
+        (KNOB_LABELS.get(name, name), words.knob_value(name, old), words.knob_value(name, new))
+        for name, old, new in moved
+        if old != new and name not in _DERIVED
+    )
 
 
-# Not shown as changes: the setting carries them, but no operator chooses them.
-_DERIVED = ("prefill_s_per_token",)
-
-
-def knob_value(name: str, value: float) -> str:
-    """A knob's value with its unit."""
-    if name in KNOB and KNOB[name].choices:
-        return KNOB[name].choices[int(value)].words
-    if name == "chunk_cap_tokens":
-        return words.cap(value)
-    if value == 0 and name not in ("step_tokens", "max_running"):
-        return "none"
-    if name.endswith("_tokens"):
-        return words.tokens(value)
-    if name.endswith("_s"):
-        return words.seconds(value)
-    return "none" if value == 0 else f"{value:g}"
-
-
-def _title(record: RunRecord) -> str:
-    title = _plain_title(record)
-    return f"Little to gain here. {title}" if little_to_gain(record) else title
-
-
-def _plain_title(record: RunRecord) -> str:
+def title(record: RunRecord) -> str:
+    """What to set, at most MOST_IN_TITLE knobs; what only belongs to a policy stands in the sentences below."""
+    little = "Little to gain here. " if little_to_gain(record) else ""
     if record.verdict == "keep":
-        return "Change nothing: the setting in force is within noise of the best"
-    # The title names what is set; what only belongs to a policy stands in the sentences below it.
-    moved = [f"{knob}{_TO[record.verdict]}{new}" for knob, _, new in changes(record) if knob in _IN_TITLE]
+        return f"{little}Change nothing: the setting in force is within noise of the best"
+    to = " " if record.verdict == "infeasible" else " to "
+    moved = [f"{knob}{to}{new}" for knob, _, new in changes(record) if knob in _IN_TITLE]
     if len(moved) > MOST_IN_TITLE:
         moved = [*moved[: MOST_IN_TITLE - 1], f"{len(moved) - MOST_IN_TITLE + 1} more knobs"]
     listed = " and ".join([", ".join(moved[:-1]), *moved[-1:]]) if len(moved) > 1 else "".join(moved)
     if record.verdict == "infeasible":
-        return f"No setting meets every target here; best found: {listed or 'the setting in force'}"
-    return f"Set {listed}" if moved else "Change nothing"
+        return f"{little}No setting meets every target here; best found: {listed or 'the setting in force'}"
+    return f"{little}Set {listed}" if moved else f"{little}Change nothing"
 
 
-MOST_IN_TITLE = 3
-_TO = {"change": " to ", "keep": " ", "infeasible": " "}
-_IN_TITLE = frozenset(KNOB_LABELS[name] for name in SEARCHED)
-
-
-def _what(record: RunRecord) -> str:
+def what(record: RunRecord) -> str:
+    """Every knob that moves."""
     moved = "; ".join(f"{knob} {old} → {new}" for knob, old, new in changes(record))
     if not moved:
         return f"Keep {words.setting(record.current)}."
-    if record.verdict == "infeasible":
-        most = "with most tokens per second" if record.objective == "tokens_per_s" else "with most good requests"
-        return (
-            f"No setting meets every target over the whole run. The one {most}: {moved}. "
-            "Take it if its trade suits you."
-        )
-    return f"Change {moved}."
+    if record.verdict != "infeasible":
+        return f"Change {moved}."
+    most = "with most tokens per second" if record.objective == "tokens_per_s" else "with most good requests"
+    return f"No setting meets every target over the whole run. The one {most}: {moved}. Take it if its trade suits you."
 
 
-def _why(record: RunRecord) -> str:
+def why(record: RunRecord) -> str:
+    """What goes wrong today, what the change does, and the share of good requests."""
+    return f"{cause(record)} {_shares(record)}".strip()
+
+
+def _shares(record: RunRecord) -> str:
     before, after = record.current, record.best
-    noise = "" if record.noise is None else f" (difference ± {words.points(record.noise)}, 90 % interval)"
     if record.objective == "tokens_per_s":
         was, now = (words.per_second(trial.tokens_per_s, "output tokens") for trial in (before, after))
         return f"Throughput goes from {was} to {now}. The objective is tokens per second."
-    if record.verdict == "keep" or before == after:
-        return f"{good_share(before)} meet every target{noise}."
-    return (
-        f"{good_share(after)} meet every target, against {words.share(before.attainment)} "
-        f"with the setting in force{noise}."
-    )
+    said = f"{words.share(after.attainment)} of requests meet every target"
+    if record.verdict != "keep" and before != after:
+        said += f", against {words.share(before.attainment)} with the setting in force"
+    noise = "" if record.noise is None else f" (difference ± {words.points(record.noise)}, 90 % interval)"
+    return f"{said}{noise}."
 
 
-def _limit(record: RunRecord) -> str:
+def limit(record: RunRecord) -> str:
+    """What keeps more requests from being good."""
     # What can never run misses every target under every setting: that comes before any target.
     return f"{_too_large(record)} {_binding(record)}".strip()
 
@@ -175,22 +134,30 @@ def _binding(record: RunRecord) -> str:
     return f"The target {which} is {words.target(part)}{measured} ({words.judged(row)})."
 
 
-def _undo_first(record: RunRecord) -> str:
-    if not moves(record) or record.current_source != "assumed":
-        return ""
-    return (
+def how(record: RunRecord) -> tuple[str, ...]:
+    """The flags, and what they mean."""
+    if not moves(record):
+        return ("Leave the engine as it is.",)
+    flags = vllm_flags(record, record.best)
+    return (f"Start vLLM with {flags.text}", *flag_words(record), *flags.notes)
+
+
+def undo(record: RunRecord) -> tuple[str, ...]:
+    """What to save before anything, and the flags that go back; empty when nothing is set."""
+    if not moves(record):
+        return ()
+    first = (
         "Save your present command line first: the flags shown here are vLLM's defaults, which Rooftune assumed and "
         "did not read from your server."
     )
-
-
-def _undo(record: RunRecord) -> str:
-    if not moves(record):
-        return "Nothing to undo."
-    hook = " and without the hook's policies" if extras(record) else ""
-    return f"Restart vLLM with these flags{hook}: {vllm_flags_before(record).text}{_without(record)}"
-
-
-def _without(record: RunRecord) -> str:
     added = flags_added(record)
-    return f", without {' and '.join(added)}" if added else ""
+    without = f", without {' and '.join(added)}" if added else ""
+    hook = ", without the hook's policies" if extras(record) else ""
+    back = f"Restart vLLM with {vllm_flags_before(record).text}{without}{hook}"
+    return (first, back) if record.current_source == "assumed" else (back,)
+
+
+def difference(record: RunRecord) -> str:
+    """Of the shares of good requests, in percentage points with their sign."""
+    before, after = record.current.attainment, record.best.attainment
+    return words.NO_VALUE if before is None or after is None else f"{(after - before) * 100:+.1f}"

@@ -11,7 +11,8 @@ from rooftune.policies.quantiles import quantile
 from rooftune.policies.slo import Slo, good
 from rooftune.tuner.record import GroupFigures, GroupPart, RunRecord, Seconds, TrialPart, plain
 from rooftune.tuner.report import flags, words
-from rooftune.tuner.report.headline import after_word, knob_value
+from rooftune.tuner.report.headline import after_word
+from rooftune.tuner.report.trust import moves
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,13 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
     numeric: tuple[int, ...] = ()
+
+
+def every(record: RunRecord) -> list[Table]:
+    """All that a report has, in order."""
+    put_in_force = (vllm(record), elsewhere(record)) if moves(record) else ()
+    first = (outcome(record), groups(record), baselines(record), search(record))
+    return [*first, *put_in_force, inputs(record)]
 
 
 def outcome(record: RunRecord) -> Table:
@@ -219,7 +227,7 @@ def inputs(record: RunRecord) -> Table:
         ("budget ceiling, fixed at start", words.tokens(e.ceiling_tokens), _source(record, "ceiling_tokens")),
         ("KV pool", words.tokens(e.kv_tokens), _source(record, "kv_tokens")),
         ("KV block", words.tokens(e.block_tokens), _source(record, "block_tokens")),
-        ("sequence cap, fixed at start", knob_value("max_running", e.max_seqs), _source(record, "max_seqs")),
+        ("sequence cap, fixed at start", words.knob_value("max_running", e.max_seqs), _source(record, "max_seqs")),
         ("prefix caching", "on" if e.prefix_caching else "off", _source(record, "prefix_caching")),
         (
             "decodes kept moving past a partial prefill",

@@ -1,12 +1,19 @@
 """Numbers as people read them, always with their unit. The only place where seconds become milliseconds."""
 
 import re
+import textwrap
 
 from rooftune.policies.envelope import KNOB
 from rooftune.tuner.record import MarginPart, Number, Seconds, TargetPart, TrialPart
 
 NO_BREAK_SPACE = "\u00a0"
 _UNIT = re.compile(r"(?<=[0-9]) (?=(?:%|µs|ms|s|tokens|requests?/s|tokens?/s|percentage|times|x)(?![a-z]))|(?<=±) ")
+
+_FLAG = "--[a-z][a-z-]*(?: [0-9]+)?"
+FLAG = re.compile(_FLAG)
+FLAGS = re.compile(f"{_FLAG}(?: {_FLAG})*")  # in a row, as they are copied
+COLUMNS = 100  # of the terminal
+_INDENT = 11
 
 _HUGE = 10_000.0  # of a bound: more digits would tell nothing and tear the table
 NO_VALUE = "no samples"
@@ -60,6 +67,20 @@ def requests_in(requests: int, span_s: float) -> str:
 def tied(text: str) -> str:
     """Numbers held together with their units by spaces that do not break."""
     return _UNIT.sub(NO_BREAK_SPACE, text)
+
+
+def entry(label: str, text: str) -> list[str]:
+    """Lines for a terminal: the label, then the text beside it. Flags in a row are not wrapped: they will be copied."""
+    lines = textwrap.wrap(
+        FLAGS.sub(lambda found: found[0].replace(" ", NO_BREAK_SPACE), tied(text)),
+        COLUMNS,
+        initial_indent=f"  {label:<{_INDENT - 2}}",
+        subsequent_indent=" " * _INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    # Only the wrapping needs the tie: what is printed must be found and copied.
+    return [line.replace(NO_BREAK_SPACE, " ") for line in lines]
 
 
 def share(value: float | None, digits: int = 1) -> str:
@@ -148,6 +169,21 @@ def cap(value: float) -> str:
     return "none" if value == 0 else tokens(value)
 
 
+def knob_value(name: str, value: float) -> str:
+    """A knob's value with its unit."""
+    if name in KNOB and KNOB[name].choices:
+        return KNOB[name].choices[int(value)].words
+    if name == "chunk_cap_tokens":
+        return cap(value)
+    if value == 0 and name not in ("step_tokens", "max_running"):
+        return "none"
+    if name.endswith("_tokens"):
+        return tokens(value)
+    if name.endswith("_s"):
+        return seconds(value)
+    return "none" if value == 0 else f"{value:g}"
+
+
 def setting(trial: TrialPart) -> str:
     """One setting in words: budget, chunk cap, and whatever else is not at its default."""
     s = trial.setting
@@ -163,7 +199,7 @@ def setting(trial: TrialPart) -> str:
 _NAMED = ("step_tokens", "chunk_cap_tokens", "max_running", "budget_policy", "order_policy")
 
 
-# For the first screen, where a sentence would be too long. What each means in full stands in GLOSSARY.
+# For the first screen, where a sentence would be too long. What each means in full stands in templates/glossary.txt.
 SHORT: tuple[tuple[str, str], ...] = (
     ("token budget", "most tokens that one step, one pass through the model, may compute"),
     ("chunk cap", "most prompt tokens of one request in a step"),
@@ -172,67 +208,4 @@ SHORT: tuple[tuple[str, str], ...] = (
     ("goodput", "requests per second that meet every target"),
     ("KV block", "unit of the memory that holds what the model has read"),
     ("twin", "program that replays your traffic with the engine's scheduling decisions"),
-)
-
-GLOSSARY: tuple[tuple[str, str], ...] = (
-    (
-        "step",
-        "The engine works in steps. One step is one pass through the model; it produces one token for every request "
-        "that is being answered, and reads a piece of the prompts that are still unread.",
-    ),
-    (
-        "token budget",
-        "The most tokens one step may compute, prompt and answer together. A large budget reads prompts fast, but "
-        "every running answer waits for the long step. With a small one answers flow evenly, but prompts take longer.",
-    ),
-    (
-        "chunk cap",
-        "The most prompt tokens of one request in one step. It keeps one long prompt from filling every step.",
-    ),
-    (
-        "budget policy, order policy",
-        "A budget policy decides for each step how much of the budget it uses; fixed uses all of it. An order policy "
-        "decides whose prompt is read first; first come, first served is what engines do. The aging bound is how long "
-        "a request can be passed over.",
-    ),
-    ("partial-prefill cap", "The most prompts that may be half-read at a time; others wait until one is read."),
-    (
-        "hook",
-        "Rooftune's plugin inside vLLM. It changes knobs while the server runs, brings the policies that vLLM does not "
-        "have, and returns to the start-up flags by itself when a change is not renewed.",
-    ),
-    ("prefill, decode", "Prefill is reading a prompt; decode is writing the answer, one token per step and request."),
-    (
-        "floor, slope, knee",
-        "A step takes a flat time, the floor, because the model's weights must be read once whatever it computes. "
-        "Beyond a number of tokens, the knee, each further token adds time: the slope.",
-    ),
-    ("TTFT", "Time to first token: from a request's arrival to the first token of its answer, waiting included."),
-    ("gap", "The time between two neighbouring tokens of one answer. Readers see long gaps as stutter."),
-    ("TPOT", "Time per output token: an answer's time after its first token, divided by its other tokens."),
-    ("p50, p99", "Half of the samples are at most the p50; 99 in 100 are at most the p99."),
-    ("target", "A bound that you promised, and the share of the samples that must keep it."),
-    ("good request, goodput", "A good request finished and met every target. Goodput counts good requests per second."),
-    ("feasible", "Over the whole run, every target's quantile is within its bound."),
-    (
-        "KV pool, KV block",
-        "The memory that holds what the model has read so far, handed out in blocks of a few tokens. When it is full, "
-        "requests wait or start again.",
-    ),
-    (
-        "twin",
-        "A program that replays your traffic through the same scheduling decisions as the engine, with a formula for "
-        "the time of each step. It is exact about which request is served when; its times are as "
-        "good as the formula.",
-    ),
-    (
-        "noise",
-        "How much the difference of the two shares would vary with other requests of the same kind: half the width of "
-        "its 90 % bootstrap interval. It does not cover an error of the step-time model.",
-    ),
-    (
-        "measured, simulated, assumed, given",
-        "A measured value comes from your engine, a simulated one from the twin, a given one from your flags or files. "
-        "An assumed value is our default, because you gave none.",
-    ),
 )
