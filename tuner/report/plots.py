@@ -34,6 +34,7 @@ def step_time_plot(path: str | Path, samples: StepSamples, model: StepModel, kne
     grid, low_ms, high_ms = _band(model, samples)
     times_ms = np.concatenate([measured_ms, low_ms, high_ms])
     plot = Plot(
+        "steps",
         "Step time against computed tokens",
         "Dots: measured steps. Lines: the fitted model. Shaded: the knee's 95 % interval, where there is one.",
         Axis("computed tokens per step", 0.8 * float(tokens.min()), 1.25 * float(tokens.max()), "log2"),
@@ -45,7 +46,7 @@ def step_time_plot(path: str | Path, samples: StepSamples, model: StepModel, kne
     plot.dots([(float(x), float(y)) for x, y in zip(tokens, measured_ms, strict=True)], "measured", radius=2.0)
     for values_ms, style in ((low_ms, "range"), (high_ms, "range"), (np.sqrt(low_ms * high_ms), "model")):
         plot.line([(float(x), float(y)) for x, y in zip(grid, values_ms, strict=True)], style)
-    drawn = plot.render("steps").replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    drawn = plot.svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
     write_whole(path, drawn.replace("</svg>", f"{_STYLE}</svg>").encode())
 
 

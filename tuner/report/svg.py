@@ -13,7 +13,8 @@ Kind = Literal["linear", "log2", "log10"]
 Point = tuple[float, float]
 
 WIDTH, HEIGHT = 680.0, 330.0
-LEFT, RIGHT, TOP, BOTTOM = 76.0, 16.0, 26.0, 46.0
+LEFT, TOP = 76.0, 26.0
+END, FLOOR = WIDTH - 16.0, HEIGHT - 46.0  # of the frame
 MOST_TICKS = 7
 STRIP = 14.0  # room for a strip between frame and ticks
 
@@ -62,139 +63,131 @@ def _round_step(rough: float) -> float:
     return next(factor * scale for factor in (1.0, 2.0, 2.5, 5.0, 10.0) if rough <= factor * scale * (1 + 1e-9))
 
 
+def _px(*places: float) -> str:
+    """Pixels to a tenth, with commas between."""
+    return ",".join(f"{round(place, 1):g}" for place in places)
+
+
 @dataclass
 class Plot:
-    """Draw onto it, then ``render``. title and description are what a screen reader says."""
+    """One figure with its caption: draw onto it, then take ``svg``. name: makes its ids unique in a page.
 
+    title and description are what a screen reader says. legend: (style, words).
+    """
+
+    name: str
     title: str
     description: str
     x: Axis
     y: Axis
     strip: bool = False
+    caption: str = ""
+    legend: list[tuple[str, str]] = field(default_factory=list)
     parts: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        for value in self.x.ticks():
+            x = self.px(value)
+            self._rule("grid", x, TOP, x, FLOOR)
+            self._word("tick", x, FLOOR + 16 + (STRIP if self.strip else 0.0), self.x.show(value))
+        for value in self.y.ticks():
+            y = self.py(value)
+            self._rule("grid", LEFT, y, END, y)
+            self._word("tick", LEFT - 7, y + 4, self.y.show(value), "end")
+        self._add("rect", "frame", x=LEFT, y=TOP, width=END - LEFT, height=FLOOR - TOP)
+        middle = (TOP + FLOOR) / 2
+        self._word("label", (LEFT + END) / 2, self._height - 8, self.x.label)
+        self._word("label", 14.0, middle, self.y.label, transform=f"rotate(-90 14 {middle:g})")
+
     @property
-    def height(self) -> float:
-        """Of the whole plot."""
+    def _height(self) -> float:
         return HEIGHT + (STRIP if self.strip else 0.0)
 
     def px(self, value: float) -> float:
-        return LEFT + self.x.at(value) * (WIDTH - LEFT - RIGHT)
+        return LEFT + self.x.at(value) * (END - LEFT)
 
     def py(self, value: float) -> float:
-        return HEIGHT - BOTTOM - self.y.at(value) * (HEIGHT - TOP - BOTTOM)
+        return FLOOR - self.y.at(value) * (FLOOR - TOP)
+
+    def _add(self, tag: str, style: str, word: str = "", **attributes: float | str) -> None:
+        given = "".join(
+            f' {name.replace("_", "-")}="{value if isinstance(value, str) else _px(value)}"'
+            for name, value in attributes.items()
+        )
+        self.parts.append(f'<{tag} class="{style}"{given}' + (f">{escape(word)}</{tag}>" if word else "/>"))
+
+    def _rule(self, style: str, x1: float, y1: float, x2: float, y2: float) -> None:
+        self._add("line", style, x1=x1, x2=x2, y1=y1, y2=y2)
+
+    def _word(self, style: str, x: float, y: float, word: str, anchor: str = "middle", **more: str) -> None:
+        if word:
+            self._add("text", style, word, x=x, y=y, text_anchor=anchor, **more)
 
     def line(self, points: Sequence[Point], style: str) -> None:
         """A polyline through the points."""
-        path = " ".join(f"{self.px(x):.1f},{self.py(y):.1f}" for x, y in points)
-        self.parts.append(f'<polyline class="line {style}" points="{path}"/>')
+        self._add("polyline", f"line {style}", points=" ".join(_px(self.px(x), self.py(y)) for x, y in points))
 
     def dots(self, points: Sequence[Point], style: str, radius: float = 3.0) -> None:
         """One dot a point."""
         for x, y in points:
-            place = f'cx="{self.px(x):.1f}" cy="{self.py(y):.1f}"'
-            self.parts.append(f'<circle class="dot {style}" {place} r="{radius:g}"/>')
+            self._add("circle", f"dot {style}", cx=self.px(x), cy=self.py(y), r=radius)
 
-    def diamond(self, point: Point, style: str, label: str) -> None:
+    def diamond(self, point: Point, style: str, word: str) -> None:
         """A large mark with a word beside it."""
         x, y = self.px(point[0]), self.py(point[1])
-        path = f"M{x:.1f},{y - 8:.1f} l8,8 l-8,8 l-8,-8 z"
-        self.parts.append(f'<path class="mark {style}" d="{path}"/>')
-        self.text(x, y - 13 if y > TOP + 20 else y + 21, label, style)
+        self._add("path", f"mark {style}", d=f"M{_px(x, y - 8)} l8,8 l-8,8 l-8,-8 z")
+        self.text(x, y - 13 if y > TOP + 20 else y + 21, word, style)
 
     def band(self, low: float, high: float, style: str) -> None:
         """A shaded range of x."""
-        x, width = self.px(low), self.px(high) - self.px(low)
-        self.parts.append(
-            f'<rect class="band {style}" x="{x:.1f}" y="{TOP:g}" width="{max(width, 2.0):.1f}" '
-            f'height="{HEIGHT - TOP - BOTTOM:g}"/>'
-        )
+        width = max(self.px(high) - self.px(low), 2.0)
+        self._add("rect", f"band {style}", x=self.px(low), y=TOP, width=width, height=FLOOR - TOP)
 
     def blocks(self, boxes: Sequence[tuple[float, float, float, float]], style: str) -> None:
         """Filled boxes (x from, x to, y from, y to), one shape for all of them."""
-        path = "".join(
-            f"M{self.px(left):.1f},{self.py(low):.1f}V{self.py(high):.1f}H{self.px(right):.1f}V{self.py(low):.1f}z"
-            for left, right, low, high in boxes
-            if high > low
-        )
-        if path:
-            self.parts.append(f'<path class="block {style}" d="{path}"/>')
+        self._boxes([(a, b, self.py(low), self.py(high)) for a, b, low, high in boxes if high > low], style)
 
     def under(self, spans: Sequence[Point], style: str) -> None:
         """Pieces (x from, x to) of the strip below the frame."""
-        top = HEIGHT - BOTTOM + 4
-        path = "".join(f"M{self.px(a):.1f},{top:g}V{top + 8:g}H{self.px(b):.1f}V{top:g}z" for a, b in spans)
-        if path:
-            self.parts.append(f'<path class="block {style}" d="{path}"/>')
+        self._boxes([(left, right, FLOOR + 4, FLOOR + 12) for left, right in spans], style)
 
-    def upright(self, value: float, style: str, label: str, row: int = 0) -> None:
+    def _boxes(self, boxes: Sequence[tuple[float, float, float, float]], style: str) -> None:
+        path = "".join(
+            f"M{_px(self.px(left), low)}V{_px(high)}H{_px(self.px(right))}V{_px(low)}z"
+            for left, right, low, high in boxes
+        )
+        if path:
+            self._add("path", f"block {style}", d=path)
+
+    def upright(self, value: float, style: str, word: str, row: int = 0) -> None:
         """A vertical line with a word at its top; ``row`` 1 writes it lower, so that two do not overlap."""
         x = self.px(value)
-        self.parts.append(
-            f'<line class="rule {style}" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP:g}" y2="{HEIGHT - BOTTOM:g}"/>'
-        )
-        self.text(x, TOP - 6 + 15 * row + (6 if row else 0), label, style, shift=4.0 if row else 0.0)
+        self._rule(f"rule {style}", x, TOP, x, FLOOR)
+        self.text(x, TOP - 6 + 15 * row + (6 if row else 0), word, style, shift=4.0 if row else 0.0)
 
-    def level(self, value: float, style: str, label: str) -> None:
+    def level(self, value: float, style: str, word: str) -> None:
         """A horizontal line with a word at its right end."""
         y = self.py(value)
-        self.parts.append(
-            f'<line class="rule {style}" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        )
-        self.parts.append(
-            f'<text class="word {style}" x="{WIDTH - RIGHT - 4:g}" y="{y - 5:.1f}" '
-            f'text-anchor="end">{escape(label)}</text>'
-        )
+        self._rule(f"rule {style}", LEFT, y, END, y)
+        self._word(f"word {style}", END - 4, y - 5, word, "end")
 
-    def text(self, x: float, y: float, label: str, style: str, shift: float = 0.0) -> None:
+    def text(self, x: float, y: float, word: str, style: str, shift: float = 0.0) -> None:
         """A word near a point of the page, kept inside the frame."""
-        anchor = "start" if x < LEFT + 60 or shift else "end" if x > WIDTH - RIGHT - 60 else "middle"
-        if shift and x > WIDTH - RIGHT - 120:
+        anchor = "start" if x < LEFT + 60 or shift else "end" if x > END - 60 else "middle"
+        if shift and x > END - 120:
             anchor, shift = "end", -shift
-        self.parts.append(
-            f'<text class="word {style}" x="{x + shift:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(label)}</text>'
-        )
+        self._word(f"word {style}", x + shift, y, word, anchor)
 
-    def render(self, name: str) -> str:
-        """The SVG element; ``name`` makes its ids unique in a page."""
+    @property
+    def svg(self) -> str:
+        """The element."""
+        name = self.name
         return "\n".join(
             [
-                f'<svg viewBox="0 0 {WIDTH:g} {self.height:g}" role="img" aria-labelledby="{name}-t {name}-d">',
+                f'<svg viewBox="0 0 {WIDTH:g} {self._height:g}" role="img" aria-labelledby="{name}-t {name}-d">',
                 f'<title id="{name}-t">{escape(self.title)}</title>',
                 f'<desc id="{name}-d">{escape(self.description)}</desc>',
-                *self._frame(),
                 *self.parts,
                 "</svg>",
             ]
         )
-
-    def _frame(self) -> list[str]:
-        bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
-        below = bottom + 16 + (STRIP if self.strip else 0.0)
-        found = []
-        for value in self.x.ticks():
-            x = self.px(value)
-            found.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP:g}" y2="{bottom:g}"/>')
-            found.append(
-                f'<text class="tick" x="{x:.1f}" y="{below:g}" text-anchor="middle">{escape(self.x.show(value))}</text>'
-            )
-        for value in self.y.ticks():
-            y = self.py(value)
-            found.append(f'<line class="grid" x1="{LEFT:g}" x2="{right:g}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            found.append(
-                f'<text class="tick" x="{LEFT - 7:g}" y="{y + 4:.1f}" text-anchor="end">'
-                f"{escape(self.y.show(value))}</text>"
-            )
-        found.append(
-            f'<rect class="frame" x="{LEFT:g}" y="{TOP:g}" width="{right - LEFT:g}" height="{bottom - TOP:g}"/>'
-        )
-        middle_x, middle_y = (LEFT + right) / 2, (TOP + bottom) / 2
-        found.append(
-            f'<text class="label" x="{middle_x:g}" y="{self.height - 8:g}" text-anchor="middle">'
-            f"{escape(self.x.label)}</text>"
-        )
-        found.append(
-            f'<text class="label" x="14" y="{middle_y:g}" text-anchor="middle" '
-            f'transform="rotate(-90 14 {middle_y:g})">{escape(self.y.label)}</text>'
-        )
-        return found
