@@ -35,7 +35,6 @@ from rooftune.tuner.replay.result_file import SCHEMA, VERSION, ReplayResult, Ver
 from rooftune.tuner.replay.session import Job, Measured, client_part, replay
 from rooftune.tuner.report import words
 from rooftune.tuner.report.build import target_parts, traffic_part
-from rooftune.tuner.report.replays import table_text
 from rooftune.tuner.report.tables import Table
 from rooftune.tuner.traffic.generate import MAX_SEED
 from rooftune.tuner.traffic.reshape import scale_rate
@@ -47,12 +46,11 @@ _SIDES = {"client": "client saw", "engine": "engine says"}
 def replay_text(result: ReplayResult) -> str:
     """All of it, ending in a line break."""
     traffic = result.traffic
-    changes = f" ({', '.join(traffic.changes)})" if traffic.changes else ""
     head = (
-        f"{traffic.name}{changes}: {words.count(traffic.requests)} requests in {words.seconds(traffic.span_s)}, "
+        f"{words.named(traffic)}: {words.count(traffic.requests)} requests in {words.seconds(traffic.span_s)}, "
         f"to {result.model} at {result.url}"
     )
-    return "\n".join([head, "", table_text(_table(result)), *(f"\n{note}" for note in _notes(result))]) + "\n"
+    return "\n".join([head, "", _table(result).text(), *(f"\n{note}" for note in _notes(result))]) + "\n"
 
 
 def _table(result: ReplayResult) -> Table:

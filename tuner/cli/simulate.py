@@ -24,7 +24,7 @@ from rooftune.tuner.cli.flags.values import flag_of
 from rooftune.tuner.cli.output import progress_to_stderr, warm_twin
 from rooftune.tuner.record import EnginePart, Source, StepModelPart, json_text
 from rooftune.tuner.report.build import engine_part, traffic_part
-from rooftune.tuner.report.replays import one_setting, replay_record, table_text, what_was_replayed
+from rooftune.tuner.report.replays import one_setting, replay_record, what_was_replayed
 from rooftune.tuner.search.evaluation import Role
 from rooftune.tuner.search.objective import judge
 from rooftune.tuner.sim.engine import Engine, check_setting
@@ -132,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     table = one_setting(record)
     changed = "".join(f"\nfrom {change.at_s:g} s on: budget {change.setting.step_tokens:,}" for change in job.changes)
-    print(f"{what_was_replayed(record)}\n{table.title}{changed}\n\n{table_text(table)}")
+    print(f"{what_was_replayed(record)}\n{table.title}{changed}\n\n{table.text()}")
     return 0
 
 

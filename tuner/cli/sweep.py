@@ -14,7 +14,7 @@ from rooftune.tuner.cli.flags.values import add_value, parse_count
 from rooftune.tuner.cli.output import progress_to_stderr, warm_twin
 from rooftune.tuner.record import json_text
 from rooftune.tuner.report.build import engine_part, traffic_part
-from rooftune.tuner.report.replays import many_settings, replay_record, table_text, what_was_replayed
+from rooftune.tuner.report.replays import many_settings, replay_record, what_was_replayed
 from rooftune.tuner.search.evaluation import Role
 from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.sim.engine import check_setting
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json_text(record))
         return 0
     table = many_settings(record)
-    print(f"{what_was_replayed(record)}\n\n{table_text(table)}\n\n{table.note}")
+    print(f"{what_was_replayed(record)}\n\n{table.text()}\n\n{table.note}")
     return 0
 
 

@@ -72,9 +72,8 @@ def summary(record: RunRecord) -> str:
         (
             "goodput",
             [
-                f"{words.per_second(before.goodput_rps, 'requests')} -> "
-                f"{words.per_second(after.goodput_rps, 'requests')}; output "
-                f"{words.per_second(before.tokens_per_s, 'tokens')} -> {words.per_second(after.tokens_per_s, 'tokens')}"
+                f"{words.goodput(before)} -> {words.goodput(after)}; "
+                f"output {words.output(before)} -> {words.output(after)}"
             ],
         ),
         ("caveats", list(trust.caveats(record))),

@@ -16,7 +16,7 @@ from rooftune.tuner.record import (
 )
 from rooftune.tuner.report import words
 from rooftune.tuner.report.build import target_parts, trial_part
-from rooftune.tuner.report.tables import Table, best_of
+from rooftune.tuner.report.tables import Table, best_of, budget_and_cap
 from rooftune.tuner.search.evaluation import Evaluation
 
 
@@ -51,12 +51,9 @@ def replay_record(
 
 def what_was_replayed(record: ReplayRecord) -> str:
     """One line above a table."""
-    t = record.traffic
-    changes = f" ({', '.join(t.changes)})" if t.changes else ""
-    source = words.SOURCE_WORDS[record.step_model.source]
-    return (
-        f"{t.name}{changes}: {words.requests_in(t.requests, t.span_s)}, step model {record.step_model.name} ({source})"
-    )
+    t, model = record.traffic, record.step_model
+    replayed = f"{words.named(t)}: {words.requests_in(t.requests, t.span_s)}"
+    return f"{replayed}, step model {model.name} ({words.SOURCE_WORDS[model.source]})"
 
 
 def one_setting(record: ReplayRecord) -> Table:
@@ -69,11 +66,11 @@ def one_setting(record: ReplayRecord) -> Table:
         ("longest gap p99", words.seconds(row.longest_gap_p99_s), ""),
         ("TPOT p95", words.seconds(row.tpot_p95_s), ""),
         ("longest wait for a first token", words.seconds(row.longest_wait_s), n),
-        ("output tokens", words.per_second(row.tokens_per_s, "tokens"), n),
+        ("output tokens", words.output(row), n),
     ]
     if record.targets:
         lines.append(("requests that meet every target", words.share(row.attainment), n))
-        lines.append(("goodput", words.per_second(row.goodput_rps, "requests"), n))
+        lines.append(("goodput", words.goodput(row), n))
     for part, margin in zip(record.targets, row.margins, strict=True):
         lines.append((words.target(part), words.judged(margin), words.count(margin.samples)))
     lines += [
@@ -94,8 +91,7 @@ def many_settings(record: ReplayRecord) -> Table:
     lines = tuple(
         (
             "*" if row is best else "",
-            words.count(row.setting["step_tokens"]),
-            words.cap(row.setting.get("chunk_cap_tokens", 0)).removesuffix(" tokens"),
+            *budget_and_cap(row),
             words.share(row.attainment),
             words.rate(row.goodput_rps),
             "yes" if row.feasible else "no",
@@ -113,18 +109,3 @@ def many_settings(record: ReplayRecord) -> Table:
         "Simulated. Budget and chunk cap in tokens; * is the best: targets met first, then goodput.",
         tuple(range(1, 10)),
     )
-
-
-def table_text(table: Table) -> str:
-    """A table for a terminal, without a title."""
-    rows = [table.header, *table.rows]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(table.header))]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if column in table.numeric else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(lines)

@@ -1,6 +1,6 @@
 """Tables as data, one meaning for HTML, Markdown and the terminal. Every number with unit, count and source."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,8 +9,9 @@ from rooftune.policies.envelope import KNOB_LABELS
 from rooftune.policies.outcomes import BoolArray, IntArray, Outcomes
 from rooftune.policies.quantiles import quantile
 from rooftune.policies.slo import Slo, good
-from rooftune.tuner.record import GroupFigures, GroupPart, RunRecord, Seconds, TrialPart, plain
+from rooftune.tuner.record import GroupFigures, GroupPart, MarginPart, RunRecord, TrialPart, plain
 from rooftune.tuner.report import flags, words
+from rooftune.tuner.report.findings import missed
 from rooftune.tuner.report.headline import after_word
 from rooftune.tuner.report.trust import moves
 
@@ -25,6 +26,20 @@ class Table:
     note: str = ""
     numeric: tuple[int, ...] = ()
 
+    def text(self) -> str:
+        """For a terminal, without title and note."""
+        rows = [self.header, *self.rows]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(self.header))]
+        lines = [
+            "  ".join(
+                cell.rjust(width) if column in self.numeric else cell.ljust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
+        lines.insert(1, "  ".join("-" * width for width in widths))
+        return "\n".join(lines)
+
 
 def every(record: RunRecord) -> list[Table]:
     """All that a report has, in order."""
@@ -36,91 +51,74 @@ def every(record: RunRecord) -> list[Table]:
 def outcome(record: RunRecord) -> Table:
     """Before and after, for the run as a whole."""
     before, after = record.current, record.best
-    n = words.count(record.traffic.requests)
-    rows = [
-        ("requests that meet every target", words.share(before.attainment), words.share(after.attainment), n),
-        (
-            "goodput (requests that meet every target)",
-            words.per_second(before.goodput_rps, "requests"),
-            words.per_second(after.goodput_rps, "requests"),
-            n,
-        ),
-        (
-            "output tokens of finished requests",
-            words.per_second(before.tokens_per_s, "tokens"),
-            words.per_second(after.tokens_per_s, "tokens"),
-            n,
-        ),
-    ]
-    for index, part in enumerate(record.targets):
-        old, new = before.margins[index], after.margins[index]
-        rows.append(
-            (words.target(part), _measured(before, index), _measured(after, index), _samples(old.samples, new.samples))
-        )
-    rows.append(
-        ("longest wait for a first token", words.seconds(before.longest_wait_s), words.seconds(after.longest_wait_s), n)
+
+    def row(figure: str, show: Callable[[TrialPart], str]) -> tuple[str, ...]:
+        return figure, show(before), show(after), words.count(record.traffic.requests)
+
+    judged = zip(record.targets, before.margins, after.margins, strict=True)
+    rows = (
+        row("requests that meet every target", lambda trial: words.share(trial.attainment)),
+        row("goodput (requests that meet every target)", words.goodput),
+        row("output tokens of finished requests", words.output),
+        *((words.target(part), _measured(old), _measured(new), _samples(old, new)) for part, old, new in judged),
+        row("longest wait for a first token", lambda trial: words.seconds(trial.longest_wait_s)),
     )
     return Table(
         "Before and after",
         ("figure", "in force", after_word(record), "samples"),
-        tuple(rows),
+        rows,
         "Simulated. A target is judged twice: for the run by the quantile shown here, and for each request "
         "(goodput) by whether that request met it.",
         (1, 2, 3),
     )
 
 
-def _samples(old: int, new: int) -> str:
-    return words.count(old) if old == new else f"{words.count(old)} / {words.count(new)}"
+def _samples(old: MarginPart, new: MarginPart) -> str:
+    return " / ".join(dict.fromkeys((words.count(old.samples), words.count(new.samples))))
 
 
-def _measured(trial: TrialPart, index: int) -> str:
-    row = trial.margins[index]
+def _measured(row: MarginPart) -> str:
     if row.measured_s is None:
         return words.judged(row)
-    return f"{words.seconds(row.measured_s)} ({'met' if _met(row.margin) else 'missed'})"
-
-
-def _met(margin: object) -> bool:
-    return isinstance(margin, float) and margin <= 0
-
-
-BASELINE_ROLES = ("current", "engine_default", "formula", "knee")
+    return f"{words.seconds(row.measured_s)} ({'missed' if missed(row) else 'met'})"
 
 
 def baselines(record: RunRecord) -> Table:
     """The recommendation beside what is simpler: defaults, formula, knee, a sweep, random search."""
-    rows = []
-    for role in BASELINE_ROLES:
-        found = [trial for trial in record.trials if trial.role == role]
-        if role == "current" and not found:
-            found = [record.current]
-        rows += [_baseline_row(words.ROLE_WORDS[role], trial) for trial in found[:1]]
-    best_sweep = best_of([trial for trial in record.trials if trial.role == "sweep"], record.objective)
-    if best_sweep is not None:
-        rows.append(_baseline_row("best budget alone (sweep)", best_sweep))
-    rows.append(_baseline_row(f"random search, {words.count(record.search.random_trials)} trials", record.random_best))
-    rows.append(_baseline_row(after_word(record), record.best))
+    simple = {role: [trial for trial in record.trials if trial.role == role] for role in words.ROLE_WORDS}
+    ways = (
+        ("in force", record.current),
+        *((words.ROLE_WORDS[role], next(iter(simple[role]), None)) for role in ("engine_default", "formula", "knee")),
+        ("best budget alone (sweep)", best_of(simple["sweep"], record.objective)),
+        (f"random search, {words.count(record.search.random_trials)} trials", record.random_best),
+        (after_word(record), record.best),
+    )
+    rows = tuple(
+        (
+            way,
+            *budget_and_cap(trial),
+            words.share(trial.attainment),
+            words.goodput(trial),
+            "all met" if trial.feasible else "missed",
+            words.seconds(trial.ttft_p99_s),
+            words.seconds(trial.gap_p99_s),
+        )
+        for way, trial in ways
+        if trial is not None
+    )
     return Table(
         "What simpler ways would have found",
         ("way", "budget", "chunk cap", "good requests", "goodput", "targets", "TTFT p99", "gap p99"),
-        tuple(rows),
+        rows,
         f"Simulated, {words.count(record.traffic.requests)} requests each.",
         (1, 2, 3, 4, 6, 7),
     )
 
 
-def _baseline_row(name: str, trial: TrialPart) -> tuple[str, ...]:
-    return (
-        name,
-        words.count(trial.setting["step_tokens"]),
-        "none" if not trial.setting.get("chunk_cap_tokens") else words.count(trial.setting["chunk_cap_tokens"]),
-        words.share(trial.attainment),
-        words.per_second(trial.goodput_rps, "requests"),
-        "all met" if trial.feasible else "missed",
-        words.seconds(trial.ttft_p99_s),
-        words.seconds(trial.gap_p99_s),
-    )
+def budget_and_cap(trial: TrialPart) -> tuple[str, str]:
+    """Two cells of columns in tokens."""
+    cap = trial.setting.get("chunk_cap_tokens", 0)
+    return words.count(trial.setting["step_tokens"]), words.count(cap) if cap else "none"
 
 
 def best_of(trials: Sequence[TrialPart], objective: str) -> TrialPart | None:
@@ -134,22 +132,24 @@ def best_of(trials: Sequence[TrialPart], objective: str) -> TrialPart | None:
 
 def groups(record: RunRecord) -> Table:
     """Who gains and who pays."""
-    rows = tuple(
-        (
-            part.dimension,
-            part.group,
-            words.count(part.requests),
-            f"{words.share(part.current.attainment)} → {words.share(part.best.attainment)}",
-            f"{words.seconds(part.current.ttft_p50_s)} → {words.seconds(part.best.ttft_p50_s)}",
-            f"{words.seconds(part.current.ttft_p99_s)} → {words.seconds(part.best.ttft_p99_s)}",
-            f"{words.seconds(part.current.longest_gap_p99_s)} → {words.seconds(part.best.longest_gap_p99_s)}",
-        )
-        for part in record.groups
+    figures: tuple[tuple[str, Callable[[GroupFigures], str]], ...] = (
+        ("good requests", lambda group: words.share(group.attainment)),
+        ("TTFT p50", lambda group: words.seconds(group.ttft_p50_s)),
+        ("TTFT p99", lambda group: words.seconds(group.ttft_p99_s)),
+        ("longest gap p99", lambda group: words.seconds(group.longest_gap_p99_s)),
     )
     return Table(
         "Who gains and who pays",
-        ("by", "group", "requests", "good requests", "TTFT p50", "TTFT p99", "longest gap p99"),
-        rows,
+        ("by", "group", "requests", *(name for name, _ in figures)),
+        tuple(
+            (
+                part.dimension,
+                part.group,
+                words.count(part.requests),
+                *(f"{show(part.current)} → {show(part.best)}" for _, show in figures),
+            )
+            for part in record.groups
+        ),
         f"Simulated; in force → {after_word(record)}. A quantile of a group with few requests rests on few samples.",
         (2, 3, 4, 5, 6),
     )
@@ -168,88 +168,68 @@ def search(record: RunRecord) -> Table:
             "the settings that led in them were then replayed on all of it, and the figures here come "
             "from those replays."
         )
+    ways = (
+        (f"search ({s.sampler}, seed {s.seed})", s.trials, s.simulated_steps, record.best),
+        ("random search beside it", s.random_trials, s.random_simulated_steps, record.random_best),
+    )
     return Table(
         "How it was found",
         ("way", "trials", "simulated steps", "best good share", "best goodput"),
-        (
-            _search_row(f"search ({s.sampler}, seed {s.seed})", s.trials, s.simulated_steps, record.best),
-            _search_row("random search beside it", s.random_trials, s.random_simulated_steps, record.random_best),
+        tuple(
+            (way, words.count(trials), words.count(steps), words.share(best.attainment), words.goodput(best))
+            for way, trials, steps, best in ways
         ),
         note,
         (1, 2, 3, 4),
     )
 
 
-def _search_row(name: str, trials: int, steps: int, best: TrialPart) -> tuple[str, ...]:
-    return (
-        name,
-        words.count(trials),
-        words.count(steps),
-        words.share(best.attainment),
-        words.per_second(best.goodput_rps, "requests"),
-    )
-
-
 def inputs(record: RunRecord) -> Table:
     """Everything that went in, and where it came from."""
     t, m, e = record.traffic, record.step_model, record.engine
-    given = words.SOURCE_WORDS
-    changes = f" ({', '.join(t.changes)})" if t.changes else ""
+    traffic, model = words.SOURCE_WORDS[t.source], words.SOURCE_WORDS[m.source]
+
+    def engine(quantity: str, value: str, name: str) -> tuple[str, str, str]:
+        return quantity, value, words.SOURCE_WORDS[e.sources.get(name, "assumed")]
+
     rows = [
-        (
-            f"traffic {t.name}{changes}",
-            words.requests_in(t.requests, t.span_s),
-            given[t.source],
-        ),
+        (f"traffic {words.named(t)}", words.requests_in(t.requests, t.span_s), traffic),
         (
             "prompt length p50 / p99 / longest",
-            _three(t.prompt_p50_tokens, t.prompt_p99_tokens, t.prompt_max_tokens),
-            given[t.source],
+            f"{t.prompt_p50_tokens:,} / {t.prompt_p99_tokens:,} / {words.tokens(t.prompt_max_tokens)}",
+            traffic,
         ),
         (
             "output length p50 / p99 / longest",
-            _three(t.output_p50_tokens, t.output_p99_tokens, t.output_max_tokens),
-            given[t.source],
+            f"{t.output_p50_tokens:,} / {t.output_p99_tokens:,} / {words.tokens(t.output_max_tokens)}",
+            traffic,
         ),
     ]
     if t.prompt_share_cached is not None:
-        rows.append(("prompt tokens found in the prefix cache", words.share(t.prompt_share_cached), given[t.source]))
-    rows += [(words.target(part), "target", "given by you") for part in record.targets]
-    source = given[m.source]
-    knee = "none" if m.knee_tokens == "inf" else words.tokens(m.knee_tokens)
+        rows.append(("prompt tokens found in the prefix cache", words.share(t.prompt_share_cached), traffic))
     tables = "; measured tables price steps, the formula stands beside them" if m.tables else ""
+    knobs = [label for name, label in KNOB_LABELS.items() if name in record.search.knobs]
     rows += [
-        (f"step-time model {m.name}", m.origin + tables, source),
-        ("floor of a step", words.seconds(m.coefficients["floor_s"]), source),
-        ("slope per computed token", words.seconds(m.coefficients["slope_s_per_token"]), source),
-        ("overhead per step", words.seconds(m.coefficients["overhead_s"]), source),
-        ("knee (at zero context)", knee, source),
-        ("budget ceiling, fixed at start", words.tokens(e.ceiling_tokens), _source(record, "ceiling_tokens")),
-        ("KV pool", words.tokens(e.kv_tokens), _source(record, "kv_tokens")),
-        ("KV block", words.tokens(e.block_tokens), _source(record, "block_tokens")),
-        ("sequence cap, fixed at start", words.knob_value("max_running", e.max_seqs), _source(record, "max_seqs")),
-        ("prefix caching", "on" if e.prefix_caching else "off", _source(record, "prefix_caching")),
-        (
+        *((words.target(part), "target", "given by you") for part in record.targets),
+        (f"step-time model {m.name}", m.origin + tables, model),
+        ("floor of a step", words.seconds(m.coefficients["floor_s"]), model),
+        ("slope per computed token", words.seconds(m.coefficients["slope_s_per_token"]), model),
+        ("overhead per step", words.seconds(m.coefficients["overhead_s"]), model),
+        ("knee (at zero context)", "none" if m.knee_tokens == "inf" else words.tokens(m.knee_tokens), model),
+        engine("budget ceiling, fixed at start", words.tokens(e.ceiling_tokens), "ceiling_tokens"),
+        engine("KV pool", words.tokens(e.kv_tokens), "kv_tokens"),
+        engine("KV block", words.tokens(e.block_tokens), "block_tokens"),
+        engine("sequence cap, fixed at start", words.knob_value("max_running", e.max_seqs), "max_seqs"),
+        engine("prefix caching", "on" if e.prefix_caching else "off", "prefix_caching"),
+        engine(
             "decodes kept moving past a partial prefill",
             "yes (Rooftune's rule)" if e.decodes_kept_moving else "no (as vLLM)",
-            _source(record, "decodes_kept_moving"),
+            "decodes_kept_moving",
         ),
-        ("setting in force", words.setting(record.current), given[record.current_source]),
-        ("knobs that were searched", ", ".join(_knob_words(record)), "those that --engine has"),
+        ("setting in force", words.setting(record.current), words.SOURCE_WORDS[record.current_source]),
+        ("knobs that were searched", ", ".join(knobs), "those that --engine has"),
     ]
     return Table("What went in, and where it came from", ("quantity", "value", "source"), tuple(rows))
-
-
-def _knob_words(record: RunRecord) -> list[str]:
-    return [word for name, word in KNOB_LABELS.items() if name in record.search.knobs]
-
-
-def _three(*values: int) -> str:
-    return " / ".join(words.count(value) for value in values) + " tokens"
-
-
-def _source(record: RunRecord, name: str) -> str:
-    return words.SOURCE_WORDS[record.engine.sources.get(name, "assumed")]
 
 
 def vllm(record: RunRecord) -> Table:
@@ -275,59 +255,43 @@ def elsewhere(record: RunRecord) -> Table:
 PROMPT_EDGES_TOKENS = (500, 2_000, 8_000, 32_000)
 OUTPUT_EDGES_TOKENS = (50, 200, 1_000)
 MOST_TENANTS = 12
-
-
-@dataclass(frozen=True)
-class Group:
-    """Some requests of the traffic, by one property; members: shape (n,)."""
-
-    dimension: str
-    name: str
-    members: BoolArray
+Group = tuple[str, str, BoolArray]  # by what, its name, its members of shape (n,)
 
 
 def _bands(dimension: str, tokens: IntArray, edges: tuple[int, ...]) -> Iterator[Group]:
     low = 0
-    for high in (*edges, None):
-        members = tokens > low if high is None else (tokens > low) & (tokens <= high)
-        if high is None:
-            name = f"above {low:,} tokens"
-        else:
-            name = f"up to {high:,} tokens" if low == 0 else f"{low + 1:,} to {high:,} tokens"
-        yield Group(dimension, name, members)
-        low = high or low
+    for high in edges:
+        name = f"{low + 1:,} to {high:,} tokens" if low else f"up to {high:,} tokens"
+        yield dimension, name, (tokens > low) & (tokens <= high)
+        low = high
+    yield dimension, f"above {low:,} tokens", tokens > low
 
 
-def groups_of(outcomes: Outcomes) -> tuple[Group, ...]:
+def groups_of(outcomes: Outcomes) -> list[Group]:
     """All requests, then by prompt length, output length, tenant and cache hit; empty groups are left out."""
-    found = [Group("all", "all requests", np.ones(len(outcomes), dtype=np.bool_))]
+    found: list[Group] = [("all", "all requests", np.ones(len(outcomes), dtype=np.bool_))]
     found += _bands("prompt length", outcomes.prompt_tokens, PROMPT_EDGES_TOKENS)
     found += _bands("output length", outcomes.output_tokens, OUTPUT_EDGES_TOKENS)
     if len(outcomes.tenant) and len(outcomes.tenant_names) > 1:
         counts = np.bincount(outcomes.tenant, minlength=len(outcomes.tenant_names))
         for code in np.argsort(-counts, kind="stable")[:MOST_TENANTS].tolist():
-            found.append(Group("tenant", outcomes.tenant_names[code], outcomes.tenant == code))
+            found.append(("tenant", outcomes.tenant_names[code], outcomes.tenant == code))
     if len(outcomes.cached_tokens) and outcomes.cached_tokens.any():
         hit = outcomes.cached_tokens > 0
-        found += [Group("prefix cache", "prefix found", hit), Group("prefix cache", "nothing found", ~hit)]
-    return tuple(group for group in found if group.members.any())
-
-
-def _seconds(values: np.ndarray[tuple[int], np.dtype[np.float64]], q: float) -> Seconds:
-    return plain(quantile(values, q))
+        found += [("prefix cache", "prefix found", hit), ("prefix cache", "nothing found", ~hit)]
+    return [group for group in found if group[2].any()]
 
 
 def _figures(outcomes: Outcomes, is_good: BoolArray, members: BoolArray) -> GroupFigures:
     """Failed requests count as endless, as they do for a target."""
     finished = outcomes.finished
-    ttft_s = np.where(finished, outcomes.first_token_s - outcomes.arrival_s, np.inf)
-    longest_s = np.where(finished, outcomes.longest_gap_s, np.inf)
-    with_gaps = members & ((outcomes.gap_count > 0) | ~finished)
+    ttft_s = np.where(finished, outcomes.first_token_s - outcomes.arrival_s, np.inf)[members]
+    longest_s = np.where(finished, outcomes.longest_gap_s, np.inf)[members & ((outcomes.gap_count > 0) | ~finished)]
     return GroupFigures(
         attainment=float(f"{is_good[members].mean():.9g}"),
-        ttft_p50_s=_seconds(ttft_s[members], 0.5),
-        ttft_p99_s=_seconds(ttft_s[members], 0.99),
-        longest_gap_p99_s=_seconds(longest_s[with_gaps], 0.99),
+        ttft_p50_s=plain(quantile(ttft_s, 0.5)),
+        ttft_p99_s=plain(quantile(ttft_s, 0.99)),
+        longest_gap_p99_s=plain(quantile(longest_s, 0.99)),
     )
 
 
@@ -336,11 +300,11 @@ def group_parts(current: Outcomes, best: Outcomes, slo: Slo) -> tuple[GroupPart,
     good_current, good_best = good(current, slo), good(best, slo)
     return tuple(
         GroupPart(
-            dimension=group.dimension,
-            group=group.name,
-            requests=int(group.members.sum()),
-            current=_figures(current, good_current, group.members),
-            best=_figures(best, good_best, group.members),
+            dimension=dimension,
+            group=name,
+            requests=int(members.sum()),
+            current=_figures(current, good_current, members),
+            best=_figures(best, good_best, members),
         )
-        for group in groups_of(current)
+        for dimension, name, members in groups_of(current)
     )

@@ -39,7 +39,7 @@ def watch(record: RunRecord) -> str:
     if not moves(record):
         return ""
     if not record.targets:
-        now = words.per_second(record.best.tokens_per_s, "tokens")
+        now = words.output(record.best)
         return f"After the change look at the output tokens per second (simulated {now}). Undo it if they fall."
     looked_at = [
         f"{words.target(part)} (simulated {words.seconds(row.measured_s)})"

@@ -4,7 +4,7 @@ import re
 import textwrap
 
 from rooftune.policies.envelope import KNOB
-from rooftune.tuner.record import MarginPart, Number, Seconds, TargetPart, TrialPart
+from rooftune.tuner.record import MarginPart, Number, Seconds, TargetPart, TrafficPart, TrialPart
 
 NO_BREAK_SPACE = "\u00a0"
 _UNIT = re.compile(r"(?<=[0-9]) (?=(?:%|µs|ms|s|tokens|requests?/s|tokens?/s|percentage|times|x)(?![a-z]))|(?<=±) ")
@@ -55,6 +55,11 @@ def seconds(value: Seconds) -> str:
     if value < 0.9995:
         return f"{value * 1e3:.3g} ms"
     return f"{value:,.3g} s" if value < 999.5 else f"{value:,.0f} s"
+
+
+def named(traffic: TrafficPart) -> str:
+    """The file's name, and what was done to its times."""
+    return f"{traffic.name} ({', '.join(traffic.changes)})" if traffic.changes else traffic.name
 
 
 def requests_in(requests: int, span_s: float) -> str:
@@ -123,6 +128,16 @@ def per_second(value: float | None, what: str) -> str:
     if value is None:
         return shown
     return f"{shown} {what.removesuffix('s') if shown == '1' else what}/s"
+
+
+def goodput(trial: TrialPart) -> str:
+    """``9.71 requests/s``, those that meet every target."""
+    return per_second(trial.goodput_rps, "requests")
+
+
+def output(trial: TrialPart) -> str:
+    """``2,000 tokens/s`` of finished requests."""
+    return per_second(trial.tokens_per_s, "tokens")
 
 
 def quantile_name(quantile: float) -> str:
