@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rooftune.policies.envelope import KNOB_LABELS
 from rooftune.policies.slo import Slo
 from rooftune.tuner.record import (
     Count,
@@ -115,13 +114,8 @@ def capacity_record(
 
 def capacity_text(record: CapacityRecord) -> str:
     """One screen. Ends without a newline."""
-    setting = "; ".join(
-        f"{KNOB_LABELS.get(name, name)} {words.knob_value(name, value)}"
-        for name, value in record.setting.items()
-        if name != "prefill_s_per_token"
-    )
     rows = [
-        ("setting", f"{setting} ({'found by search' if record.searched else 'given'})"),
+        ("setting", f"{words.setting(record.setting)} ({'found by search' if record.searched else 'given'})"),
         ("targets", "; ".join(words.target(part) for part in record.targets)),
         ("rate", _rate(record)),
     ]

@@ -32,21 +32,21 @@ def first_words(record: RunRecord) -> str:
 
 _STOCK = "A vLLM without Rooftune's hook does not have this."
 _NEWER = "A vLLM from 0.27 on does not have this without Rooftune's hook."
+_READ_FIRST = {
+    1: "the prompt with the fewest tokens left is read first",
+    2: "the shortest of the prompts that can still meet their target is read first, the others last",
+}
 
 
 def extras(record: RunRecord) -> tuple[str, ...]:
     """What each further knob of the setting does, and that a stock vLLM does not have it."""
     s = record.best.setting
     found = []
-    if s.get("order_policy"):
-        name = KNOB["order_policy"].choices[int(s["order_policy"])].words
-        how = {
-            1: "the prompt with the fewest tokens left is read first",
-            2: "the shortest of the prompts that can still meet their target is read first, the others last",
-        }[int(s["order_policy"])]
+    if order := int(s.get("order_policy", 0)):
         wait = words.seconds(float(s.get("aging_s", 10.0)))
         found.append(
-            f"Order policy {name}: {how}; a request that has waited {wait} goes first whatever its length. {_STOCK}"
+            f"Order policy {KNOB['order_policy'].choices[order].words}: {_READ_FIRST[order]}; a request that has waited "
+            f"{wait} goes first whatever its length. {_STOCK}"
         )
     if s.get("budget_policy") == 1:
         target = words.seconds(float(s.get("budget_target_s", 0.0)))
@@ -59,15 +59,13 @@ def extras(record: RunRecord) -> tuple[str, ...]:
             f"Budget policy pressure: while {s.get('pressure_prefills', 2):g} or more prompts are read and an answer "
             f"is being written, a step takes at most {words.tokens(s.get('pressure_tokens', 0))}. {_STOCK}"
         )
-    if s.get("max_partial_prefills"):
-        found.append(
-            f"Partial-prefill cap: at most {s['max_partial_prefills']:g} prompts are half-read at a time. {_NEWER}"
-        )
-    if s.get("max_long_partial_prefills"):
+    if most := s.get("max_partial_prefills"):
+        found.append(f"Partial-prefill cap: at most {most:g} prompts are half-read at a time. {_NEWER}")
+    if most := s.get("max_long_partial_prefills"):
         length = words.tokens(s.get("long_prompt_tokens", 0))
         found.append(
-            f"Long partial-prefill cap: of the prompts from {length} on at most {s['max_long_partial_prefills']:g} are "
-            f"half-read at a time. {_NEWER}"
+            f"Long partial-prefill cap: of the prompts from {length} on at most {most:g} are half-read at a time. "
+            f"{_NEWER}"
         )
     return tuple(found)
 
@@ -138,50 +136,30 @@ def cause(record: RunRecord) -> str:
     """
     if record.traffic.output_max_tokens == 1:
         return ""  # no answer is ever running, so none waits for a step
-    before, after = record.current.setting, record.best.setting
-    old, new = before["step_tokens"], after["step_tokens"]
-    old_cap, new_cap = int(before.get("chunk_cap_tokens", 0)), int(after.get("chunk_cap_tokens", 0))
+    now, then = record.current, record.best
+    old, new = now.setting["step_tokens"], then.setting["step_tokens"]
+    old_cap, new_cap = (int(trial.setting.get("chunk_cap_tokens", 0)) for trial in (now, then))
+    first = _change(now.ttft_p99_s, then.ttft_p99_s)
+    gaps = _change(now.gap_p99_s, then.gap_p99_s), _change(now.longest_gap_p99_s, then.longest_gap_p99_s)
     most = words.tokens(new) + (f" (at most {new_cap:,} of any one prompt)" if new_cap and new_cap != old_cap else "")
     if new < old:
-        then = f"With steps of at most {most} prompts"
-        if _evener(record):
-            then = f"Steps of at most {most} end sooner and keep the answers flowing; prompts then"
-        later = ", and first tokens come later" if _first_tokens(record) > 0 else ""
+        # Answers flow more evenly when gaps shrink by one measure and grow by neither.
+        effect = f"With steps of at most {most} prompts"
+        if min(gaps) <= -SAME and max(gaps) < SAME:
+            effect = f"Steps of at most {most} end sooner and keep the answers flowing; prompts then"
+        later = ", and first tokens come later" if first >= SAME else ""
         return (
             f"Today one step may compute up to {words.tokens(old)}, and every answer under way waits "
-            f"until it ends. {then} need more steps to be read{later}."
+            f"until it ends. {effect} need more steps to be read{later}."
         )
     if new > old:
-        sooner = ", and first tokens come sooner" if _first_tokens(record) < 0 else ""
-        longer = "; every running answer waits for the longer steps" if _unevener(record) else ""
+        sooner = ", and first tokens come sooner" if first <= -SAME else ""
+        longer = "; every running answer waits for the longer steps" if max(gaps) >= SAME else ""
         return (
             f"Today a step computes at most {words.tokens(old)}, so a long prompt needs many steps to be read. With up "
             f"to {most} it needs fewer{sooner}{longer}."
         )
     return _cap_cause(old_cap, new_cap)
-
-
-def _gap_changes(record: RunRecord) -> tuple[float, float]:
-    before, after = record.current, record.best
-    return (
-        _change(before.gap_p99_s, after.gap_p99_s),
-        _change(before.longest_gap_p99_s, after.longest_gap_p99_s),
-    )
-
-
-def _evener(record: RunRecord) -> bool:
-    """Whether gaps shrank by either measure and grew by neither."""
-    return min(_gap_changes(record)) <= -SAME and max(_gap_changes(record)) < SAME
-
-
-def _unevener(record: RunRecord) -> bool:
-    return max(_gap_changes(record)) >= SAME
-
-
-def _first_tokens(record: RunRecord) -> float:
-    """Relative change of TTFT p99; 0 for less than SAME."""
-    change = _change(record.current.ttft_p99_s, record.best.ttft_p99_s)
-    return change if abs(change) >= SAME else 0.0
 
 
 def _cap_cause(old: int, new: int) -> str:
@@ -201,41 +179,32 @@ def trade(record: RunRecord) -> str:
     """``Better: ... Worse: ...`` over the whole run; empty when nothing is set."""
     if record.best.setting == record.current.setting:
         return ""
-    better: list[str] = []
-    worse: list[str] = []
-    for text, change in _figures(record):
-        if abs(change) >= SAME:
-            (worse if change > 0 else better).append(text)
-    said = f"Better: {'; '.join(better) or 'nothing of the whole run by 1 % or more'}. "
-    said += f"Worse: {'; '.join(worse) or 'nothing of the whole run by 1 % or more'}."
-    return f"{said} {_paying_group(record)}".strip()
+    figures = list(_figures(record))
+    nothing = "nothing of the whole run by 1 % or more"
+    better = "; ".join(text for text, change in figures if change <= -SAME) or nothing
+    worse = "; ".join(text for text, change in figures if change >= SAME) or nothing
+    return f"Better: {better}. Worse: {worse}. {_paying_group(record)}".strip()
 
 
 def _figures(record: RunRecord) -> Iterator[tuple[str, float]]:
     """(figure before and after, relative change, above 0 for worse): targets, then what has no target."""
     before, after = record.current, record.best
-    named = set()
-    for part, old, new in zip(record.targets, before.margins, after.margins, strict=True):
-        name = f"{words.METRIC_WORDS.get(part.metric, part.metric)} {words.quantile_name(part.quantile)}"
-        if part.applies_to == "all requests":
-            named.add(name)
-        else:
-            name += f" ({part.applies_to})"
-        yield _shown(name, old.measured_s, new.measured_s, f" (target {words.seconds(part.bound_s)})")
-    for name, was, now in (
+    rows = [
+        (words.figure(part), old.measured_s, new.measured_s, f" (target {words.seconds(part.bound_s)})")
+        for part, old, new in zip(record.targets, before.margins, after.margins, strict=True)
+    ]
+    judged = {name for name, *_ in rows}
+    for name, old, new in (
         ("time to first token p99", before.ttft_p99_s, after.ttft_p99_s),
         ("gap between tokens p99", before.gap_p99_s, after.gap_p99_s),
     ):
-        if name not in named:
-            yield _shown(name, was, now, "")
-    rates = before.tokens_per_s, after.tokens_per_s
-    if rates[0] is not None and rates[1] is not None:
-        told = " → ".join(words.per_second(value, "tokens") for value in rates)
-        yield f"output {told}", -_change(*rates)
-
-
-def _shown(name: str, old: Seconds, new: Seconds, bound: str) -> tuple[str, float]:
-    return f"{name} {words.seconds(old)} → {words.seconds(new)}{bound}", _change(old, new)
+        if name not in judged:
+            rows.append((name, old, new, ""))
+    for name, old, new, target in rows:
+        yield f"{name} {words.seconds(old)} → {words.seconds(new)}{target}", _change(old, new)
+    if before.tokens_per_s is not None and after.tokens_per_s is not None:
+        fewer = -_change(before.tokens_per_s, after.tokens_per_s)
+        yield f"output {words.output(before)} → {words.output(after)}", fewer
 
 
 def _change(old: Seconds, new: Seconds) -> float:

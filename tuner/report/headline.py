@@ -48,8 +48,6 @@ def before_word(record: RunRecord) -> str:
 
 _IN_TITLE = frozenset(KNOB_LABELS[name] for name in SEARCHED)
 MOST_IN_TITLE = 3
-# Not shown as a change: a setting carries it, but no operator chooses it.
-_DERIVED = ("prefill_s_per_token",)
 
 
 def changes(record: RunRecord) -> tuple[tuple[str, str, str], ...]:
@@ -59,7 +57,7 @@ def changes(record: RunRecord) -> tuple[tuple[str, str, str], ...]:
     return tuple(
         (KNOB_LABELS.get(name, name), words.knob_value(name, old), words.knob_value(name, new))
         for name, old, new in moved
-        if old != new and name not in _DERIVED
+        if old != new and name not in words.NOT_SHOWN
     )
 
 
@@ -82,7 +80,7 @@ def what(record: RunRecord) -> str:
     """Every knob that moves."""
     moved = "; ".join(f"{knob} {old} → {new}" for knob, old, new in changes(record))
     if not moved:
-        return f"Keep {words.setting(record.current)}."
+        return f"Keep {words.setting(record.current.setting)}."
     if record.verdict != "infeasible":
         return f"Change {moved}."
     most = "with most tokens per second" if record.objective == "tokens_per_s" else "with most good requests"

@@ -78,7 +78,7 @@ def one_setting(record: ReplayRecord) -> Table:
         ("preemptions", words.count(row.preempted), n),
         ("requests that never fit the KV pool", words.count(row.refused), n),
     ]
-    return Table(words.setting(row), ("simulated", "value", "samples"), tuple(lines), numeric=(1, 2))
+    return Table(words.setting(row.setting), ("simulated", "value", "samples"), tuple(lines), numeric=(1, 2))
 
 
 def _joined(*values: float | str | None) -> str:

@@ -226,7 +226,7 @@ def inputs(record: RunRecord) -> Table:
             "yes (Rooftune's rule)" if e.decodes_kept_moving else "no (as vLLM)",
             "decodes_kept_moving",
         ),
-        ("setting in force", words.setting(record.current), words.SOURCE_WORDS[record.current_source]),
+        ("setting in force", words.setting(record.current.setting), words.SOURCE_WORDS[record.current_source]),
         ("knobs that were searched", ", ".join(knobs), "those that --engine has"),
     ]
     return Table("What went in, and where it came from", ("quantity", "value", "source"), tuple(rows))

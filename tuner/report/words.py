@@ -2,8 +2,9 @@
 
 import re
 import textwrap
+from collections.abc import Mapping
 
-from rooftune.policies.envelope import KNOB
+from rooftune.policies.envelope import KNOB, KNOB_LABELS
 from rooftune.tuner.record import MarginPart, Number, Seconds, TargetPart, TrafficPart, TrialPart
 
 NO_BREAK_SPACE = "\u00a0"
@@ -36,6 +37,7 @@ ROLE_WORDS = {
     "random": "random search",
     "search": "search",
 }
+NOT_SHOWN = ("prefill_s_per_token",)  # a setting carries it, but no operator chooses it
 SOURCE_WORDS = {
     "measured": "measured",
     "simulated": "simulated",
@@ -145,10 +147,15 @@ def quantile_name(quantile: float) -> str:
     return "max" if quantile == 1.0 else f"p{quantile * 100:.10g}"
 
 
+def figure(part: TargetPart, bound: str = "") -> str:
+    """``time to first token p99``; with the requests it is for, when not all."""
+    name = f"{METRIC_WORDS.get(part.metric, part.metric)} {quantile_name(part.quantile)}{bound}"
+    return name if part.applies_to == "all requests" else f"{name} ({part.applies_to})"
+
+
 def target(part: TargetPart) -> str:
-    """``time to first token p99 within 2 s``; with the requests it is for, when not all."""
-    head = f"{METRIC_WORDS.get(part.metric, part.metric)} {quantile_name(part.quantile)} within {seconds(part.bound_s)}"
-    return head if part.applies_to == "all requests" else f"{head} ({part.applies_to})"
+    """``time to first token p99 within 2 s``."""
+    return figure(part, f" within {seconds(part.bound_s)}")
 
 
 def margin(value: Number) -> str:
@@ -179,39 +186,21 @@ def judged(part: MarginPart) -> str:
     return f"missed, {shown} times as many above it as allowed"
 
 
-def cap(value: float) -> str:
-    """``256 tokens`` or ``none``."""
-    return "none" if value == 0 else tokens(value)
-
-
 def knob_value(name: str, value: float) -> str:
     """A knob's value with its unit."""
     if name in KNOB and KNOB[name].choices:
         return KNOB[name].choices[int(value)].words
-    if name == "chunk_cap_tokens":
-        return cap(value)
-    if value == 0 and name not in ("step_tokens", "max_running"):
+    if value == 0:
         return "none"
     if name.endswith("_tokens"):
         return tokens(value)
-    if name.endswith("_s"):
-        return seconds(value)
-    return "none" if value == 0 else f"{value:g}"
+    return seconds(value) if name.endswith("_s") else f"{value:g}"
 
 
-def setting(trial: TrialPart) -> str:
-    """One setting in words: budget, chunk cap, and whatever else is not at its default."""
-    s = trial.setting
-    words = [f"budget {tokens(s['step_tokens'])}", f"chunk cap {cap(s.get('chunk_cap_tokens', 0))}"]
-    words += [f"{name} {value:g}" for name, value in s.items() if name not in _NAMED]
-    if s.get("budget_policy"):
-        words.append(f"budget policy {KNOB['budget_policy'].choices[int(s['budget_policy'])].words}")
-    if s.get("order_policy"):
-        words.append(f"order {KNOB['order_policy'].choices[int(s['order_policy'])].words}")
-    return ", ".join(words)
-
-
-_NAMED = ("step_tokens", "chunk_cap_tokens", "max_running", "budget_policy", "order_policy")
+def setting(values: Mapping[str, float]) -> str:
+    """One setting in words: budget, caps, and whatever else is not at its default."""
+    shown = {name: value for name, value in values.items() if name not in NOT_SHOWN}
+    return ", ".join(f"{KNOB_LABELS.get(name, name)} {knob_value(name, value)}" for name, value in shown.items())
 
 
 # For the first screen, where a sentence would be too long. What each means in full stands in templates/glossary.txt.
