@@ -30,13 +30,18 @@ Some = Annotated[int, Field(ge=1)]
 Words = Annotated[str, Field(max_length=2000)]
 
 
+def digits(value: float, most: int = 9) -> float:
+    """The value to at most that many digits: more would only be noise of the arithmetic."""
+    return float(f"{value:.{most}g}")
+
+
 def plain(value: float) -> Number:
     """A number for the record: at most nine digits, ``"inf"`` for infinity, None for NaN (no samples)."""
     if math.isnan(value):
         return None
     if math.isinf(value):
         return "inf"
-    return float(f"{value:.9g}")
+    return digits(value)
 
 
 class Part(BaseModel):

@@ -10,7 +10,7 @@ from rooftune.policies.request import Boot, Setting
 from rooftune.policies.slo import Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS, StepCost, StepModel, priced, step_time
 from rooftune.tuner.record import BARS
-from rooftune.tuner.report.details import SHORT_S, bars_of, curve_part, timeline_part
+from rooftune.tuner.report.details import SHORT_S, Replayed, bars_of, curve_part, timeline_part
 from rooftune.tuner.search.evaluation import Recommendation
 from rooftune.tuner.search.recommend import recommend
 from rooftune.tuner.search.stretch import Steps
@@ -90,7 +90,7 @@ def test_curve_follows_measured_tables(found: Recommendation) -> None:
 def test_worst_minute_before_and_after(found: Recommendation, model: StepModel | StepCost) -> None:
     if model is TABLES:
         found = recommend(_traffic(), ENGINE, model, SLO, current=Setting(2048), trials=4)
-    line = timeline_part(found, _traffic(), ENGINE, model, SLO)
+    line = timeline_part(found, Replayed(_traffic(), ENGINE, model, SLO, frozenset()))
     assert line is not None and line.exact
     assert line.bad_current > line.bad_best
     assert line.length_s == SHORT_S

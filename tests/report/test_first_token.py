@@ -2,7 +2,7 @@
 
 from rooftune.tuner.record import StepModelPart
 from rooftune.tuner.report import trust
-from rooftune.tuner.report.build import _twin_error
+from rooftune.tuner.report.build import twin_error
 from tests.report.records import record, record_values
 
 
@@ -15,4 +15,4 @@ def test_a_prefill_only_engine_is_said_to_be_tuned_for_the_first_token() -> None
 def test_errors_of_the_twin_in_a_model_file_reach_the_record_and_step_errors_do_not() -> None:
     values = record_values()["step_model"]
     part = StepModelPart(**{**values, "codes": (), "errors": {"held_out_mape": 0.03, "twin_ttft_p99": -0.04}})
-    assert _twin_error(part) == {"ttft_p99": -0.04}
+    assert twin_error(part) == {"ttft_p99": -0.04}

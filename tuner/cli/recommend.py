@@ -17,7 +17,8 @@ from rooftune.tuner.cli.flags.traffic import add_model_flag, add_traffic_flags, 
 from rooftune.tuner.cli.output import progress_to_stderr, warm_twin
 from rooftune.tuner.files import shown_path
 from rooftune.tuner.record import RunRecord, json_text
-from rooftune.tuner.report.build import Replayed, engine_part, run_record, traffic_part
+from rooftune.tuner.report.build import engine_part, run_record, traffic_part
+from rooftune.tuner.report.details import Replayed
 from rooftune.tuner.report.folder import report_folder, write_report
 from rooftune.tuner.report.render import summary
 from rooftune.tuner.search.recommend import recommend

@@ -1,28 +1,27 @@
 """From what the search returns to a ``RunRecord``: the only place where its values become plain ones."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from rooftune.policies.envelope import KNOB
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import Condition, MarginRow, Slo
-from rooftune.policies.step_time import StepCost, StepModel, knee_tokens
+from rooftune.policies.step_time import StepModel, knee_tokens
 from rooftune.tuner.record import (
     EnginePart,
     MarginPart,
     RunRecord,
     SearchPart,
-    Share,
     Source,
     StepModelPart,
     TargetPart,
     TrafficPart,
     TrialPart,
+    digits,
     plain,
 )
-from rooftune.tuner.report.details import curve_part, feasible_part, timeline_part
+from rooftune.tuner.report.details import Replayed, curve_part, feasible_part, timeline_part
 from rooftune.tuner.report.tables import group_parts
 from rooftune.tuner.search.evaluation import Evaluation, Recommendation, Role
 from rooftune.tuner.sim.engine import Engine
@@ -43,33 +42,32 @@ def setting_values(setting: Setting) -> dict[str, int | float]:
 
 def traffic_part(traffic: Traffic, changes: Sequence[str]) -> TrafficPart:
     """The shape of the traffic as it was replayed; ``changes``: what was done to the file's times."""
-    prompt = np.quantile(traffic.prompt_tokens, [0.5, 0.99, 1.0], method="inverted_cdf")
-    output = np.quantile(traffic.output_tokens, [0.5, 0.99, 1.0], method="inverted_cdf")
-    cached: Share | None = float(f"{traffic.cached_tokens.sum() / traffic.prompt_tokens.sum():.9g}")
-    if len(traffic.prefix_offsets):
-        cached = None  # found out by the replay, not stated by the file
+    prompt, output = (
+        np.quantile(tokens, [0.5, 0.99, 1.0], method="inverted_cdf").astype(int).tolist()
+        for tokens in (traffic.prompt_tokens, traffic.output_tokens)
+    )
+    stated = not len(traffic.prefix_offsets)  # otherwise the replay finds out what is cached
     return TrafficPart(
         name=traffic.name,
         changes=tuple(changes),
         requests=len(traffic),
-        span_s=float(f"{traffic.span_s:.9g}"),
-        prompt_p50_tokens=int(prompt[0]),
-        prompt_p99_tokens=int(prompt[1]),
-        prompt_max_tokens=int(prompt[2]),
-        output_p50_tokens=int(output[0]),
-        output_p99_tokens=int(output[1]),
-        output_max_tokens=int(output[2]),
-        prompt_share_cached=cached,
+        span_s=digits(traffic.span_s),
+        prompt_p50_tokens=prompt[0],
+        prompt_p99_tokens=prompt[1],
+        prompt_max_tokens=prompt[2],
+        output_p50_tokens=output[0],
+        output_p99_tokens=output[1],
+        output_max_tokens=output[2],
+        prompt_share_cached=digits(traffic.cached_tokens.sum() / traffic.prompt_tokens.sum()) if stated else None,
         tenants=len(traffic.tenant_names),
         source="given",
     )
 
 
-def _twin_error(step_model: StepModelPart) -> dict[str, float]:
+def twin_error(step_model: StepModelPart) -> dict[str, float]:
     """What a model file says of the twin's quantiles, such as twin_ttft_p99; step-time errors are another matter."""
-    prefix = "twin_"
     errors = step_model.errors.items()
-    return {name.removeprefix(prefix): value for name, value in errors if name.startswith(prefix)}
+    return {name.removeprefix("twin_"): value for name, value in errors if name.startswith("twin_")}
 
 
 def step_model_part(
@@ -141,6 +139,11 @@ def target_parts(slo: Slo) -> tuple[TargetPart, ...]:
     )
 
 
+def target_index(slo: Slo, row: MarginRow) -> int:
+    """Of the row's target among all."""
+    return slo.all_targets().index((row.target, row.override_index))
+
+
 def margin_parts(rows: Sequence[MarginRow]) -> tuple[MarginPart, ...]:
     """Margins as plain values."""
     return tuple(
@@ -148,7 +151,8 @@ def margin_parts(rows: Sequence[MarginRow]) -> tuple[MarginPart, ...]:
     )
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
+    """None for what is endless or has no samples."""
     shown = plain(value)
     return shown if isinstance(shown, float) else None
 
@@ -161,9 +165,9 @@ def trial_part(evaluation: Evaluation) -> TrialPart:
         setting=setting_values(e.setting),
         margins=margin_parts(e.margins),
         feasible=e.feasible,
-        attainment=_finite(e.attainment),
-        goodput_rps=_finite(e.goodput_rps) if e.whole_traffic else None,
-        tokens_per_s=_finite(e.tokens_per_s) if e.whole_traffic else None,
+        attainment=finite(e.attainment),
+        goodput_rps=finite(e.goodput_rps) if e.whole_traffic else None,
+        tokens_per_s=finite(e.tokens_per_s) if e.whole_traffic else None,
         violation=plain(e.violation),
         ttft_p50_s=plain(e.ttft_p50_s),
         ttft_p95_s=plain(e.ttft_p95_s),
@@ -180,12 +184,6 @@ def trial_part(evaluation: Evaluation) -> TrialPart:
     )
 
 
-def _binding(slo: Slo, row: MarginRow | None) -> int | None:
-    if row is None:
-        return None
-    return slo.all_targets().index((row.target, row.override_index))
-
-
 def _search_part(found: Recommendation, knobs: frozenset[str]) -> SearchPart:
     # A repeat cost nothing; a setting that led after a look at windows was paid for twice.
     random = {(e.setting, e.whole_traffic): e.simulated_steps for e in found.evaluations if e.role is Role.RANDOM}
@@ -199,17 +197,6 @@ def _search_part(found: Recommendation, knobs: frozenset[str]) -> SearchPart:
         random_trials=len(random),
         random_simulated_steps=sum(random.values()),
     )
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """What the search was given: for the parts of a record that replay some of it again."""
-
-    traffic: Traffic
-    engine: Engine
-    model: StepModel | StepCost
-    slo: Slo
-    knobs: frozenset[str]
 
 
 def run_record(
@@ -242,15 +229,15 @@ def run_record(
         current_source=current_source,
         best=trial_part(found.best),
         random_best=trial_part(found.random_best),
-        noise=_finite(found.noise),
+        noise=finite(found.noise),
         # What comes all at once is a burst already: twice as fast is the same.
-        burst_attainment=_finite(found.burst_attainment) if slo.all_targets() and traffic.span_s > 0.0 else None,
-        binding=_binding(slo, found.binding_target),
-        feasible=feasible_part(found, given.traffic, given.engine, given.model, slo),
+        burst_attainment=finite(found.burst_attainment) if slo.all_targets() and traffic.span_s > 0.0 else None,
+        binding=None if found.binding_target is None else target_index(slo, found.binding_target),
+        feasible=feasible_part(found, given),
         curve=curve_part(found, given.model),
-        timeline=timeline_part(found, given.traffic, given.engine, given.model, slo),
+        timeline=timeline_part(found, given),
         search=_search_part(found, given.knobs),
         trials=tuple(trial_part(evaluation) for evaluation in found.evaluations),
         groups=group_parts(found.current_result.outcomes, found.best_result.outcomes, slo),
-        twin_error=_twin_error(step_model),
+        twin_error=twin_error(step_model),
     )

@@ -1,6 +1,5 @@
 """What ``rooftune capacity`` says: its record, and that record in words."""
 
-import math
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -17,9 +16,10 @@ from rooftune.tuner.record import (
     TrafficPart,
     TrialPart,
     Words,
+    digits,
 )
 from rooftune.tuner.report import words
-from rooftune.tuner.report.build import margin_parts, setting_values, target_parts, trial_part
+from rooftune.tuner.report.build import finite, margin_parts, setting_values, target_index, target_parts, trial_part
 from rooftune.tuner.search.capacity import Capacity
 from rooftune.tuner.search.feasible_rate import HIGHEST_SCALE, LOWEST_SCALE
 
@@ -86,8 +86,7 @@ def capacity_record(
     found: Capacity, slo: Slo, *, traffic: TrafficPart, step_model: StepModelPart, engine: EnginePart
 ) -> CapacityRecord:
     """One capacity as plain values."""
-    rate, none = found.rate, math.isnan(found.rate.scale)
-    breaks = found.breaks
+    rate, breaks, shares = found.rate, found.breaks, found.shares
     return CapacityRecord(
         schema="rooftune.capacity",
         version=1,
@@ -97,16 +96,14 @@ def capacity_record(
         engine=engine,
         setting=setting_values(found.setting),
         searched=found.searched,
-        scale=None if none else float(f"{rate.scale:.9g}"),
-        rate_rps=None if none else float(f"{rate.rate_rps:.9g}"),
-        above_scale=None if math.isinf(rate.above_scale) else float(f"{rate.above_scale:.9g}"),
+        scale=finite(rate.scale),
+        rate_rps=finite(rate.rate_rps),
+        above_scale=finite(rate.above_scale),
         at=None if rate.at is None else trial_part(rate.at),
-        breaks=None if breaks is None else slo.all_targets().index((breaks.target, breaks.override_index)),
+        breaks=None if breaks is None else target_index(slo, breaks),
         above_margins=() if rate.above is None else margin_parts(rate.above.margins),
         resource=found.resource.value,
-        shares=None
-        if found.shares is None
-        else SharesPart(**{name: float(f"{value:.6g}") for name, value in vars(found.shares).items()}),
+        shares=None if shares is None else SharesPart(**{name: digits(of, 6) for name, of in vars(shares).items()}),
         levers=tuple(lever.value for lever in found.levers),
         replays=found.replays,
     )

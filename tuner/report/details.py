@@ -1,18 +1,20 @@
 """The parts of a record that need more replays: the step curve, the worst minute, the rate that would be feasible."""
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from rooftune.policies.request import IntArray, Setting
 from rooftune.policies.slo import Slo, good
 from rooftune.policies.step_time import StepCost, StepModel, chunk_attention_work, knee_tokens, priced, step_cost
-from rooftune.tuner.record import BARS, BarsPart, CurvePart, FeasiblePart, TimelinePart, plain
+from rooftune.tuner.record import BARS, BarsPart, CurvePart, FeasiblePart, TimelinePart, digits, plain
 from rooftune.tuner.search.baselines import concurrency
 from rooftune.tuner.search.evaluation import Advice, Recommendation
 from rooftune.tuner.search.feasible_rate import LOWEST_SCALE, feasible_rate
 from rooftune.tuner.search.stretch import MINUTE_S, Steps, steps_between, worst_window
 from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.result import RunResult
 from rooftune.tuner.traffic.workload import Traffic
 
 CURVE_POINTS = 64
@@ -20,8 +22,19 @@ CURVE_BEYOND = 1.25  # of the larger of both budgets
 SHORT_S = 10.0
 
 
-def _digits(value: float) -> float:
-    return float(f"{value:.6g}")
+@dataclass(frozen=True)
+class Replayed:
+    """What the search was given: for the parts of a record that replay some of it again."""
+
+    traffic: Traffic
+    engine: Engine
+    model: StepModel | StepCost
+    slo: Slo
+    knobs: frozenset[str]
+
+
+def _six(value: float) -> float:
+    return digits(value, 6)
 
 
 def curve_part(found: Recommendation, model: StepModel | StepCost) -> CurvePart:
@@ -33,25 +46,20 @@ def curve_part(found: Recommendation, model: StepModel | StepCost) -> CurvePart:
     marks = [knee] if 1 <= knee <= top else []
     tokens = sorted({max(round(value), 1) for value in (*np.linspace(1, top, CURVE_POINTS), *marks)})
     decodes = round(running)
-    idle, live = [], []
+    idle_s, live_s = [], []
     for count in tokens:
-        idle.append(_digits(step_cost(cost, count, 1, 0, 0.0, 0.0, chunk_attention_work(count, 0.0))))
+        idle_s.append(_six(step_cost(cost, count, 1, 0, 0.0, 0.0, chunk_attention_work(count, 0.0))))
         writing = min(decodes, count)
         chunk = count - writing
         share = context * writing / decodes if decodes else 0.0
-        live.append(
-            _digits(
-                step_cost(
-                    cost, count, writing + (chunk > 0), writing, share, 0.0, chunk_attention_work(float(chunk), 0.0)
-                )
-            )
-        )
+        work = chunk_attention_work(float(chunk), 0.0)
+        live_s.append(_six(step_cost(cost, count, writing + (chunk > 0), writing, share, 0.0, work)))
     return CurvePart(
         tokens=tuple(tokens),
-        idle_s=tuple(idle),
-        live_s=tuple(live),
-        running_mean=_digits(running),
-        context_mean_tokens=_digits(context),
+        idle_s=tuple(idle_s),
+        live_s=tuple(live_s),
+        running_mean=_six(running),
+        context_mean_tokens=_six(context),
         knee_live_tokens=plain(knee_tokens(cost.formula, context)),
     )
 
@@ -80,15 +88,15 @@ def bars_of(steps: Steps) -> BarsPart:
     firsts, counts = cuts[:-1], np.diff(cuts)
 
     def each(values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> tuple[float, ...]:
-        return tuple(_digits(value) for value in (np.add.reduceat(values, firsts) / counts).tolist())
+        return tuple(_six(value) for value in (np.add.reduceat(values, firsts) / counts).tolist())
 
     return BarsPart(
-        start_s=tuple(float(f"{value:.9g}") for value in steps.start_s[firsts].tolist()),
-        duration_s=tuple(_digits(value) for value in np.add.reduceat(steps.duration_s, firsts).tolist()),
+        start_s=tuple(digits(value) for value in steps.start_s[firsts].tolist()),
+        duration_s=tuple(_six(value) for value in np.add.reduceat(steps.duration_s, firsts).tolist()),
         steps=tuple(counts.tolist()),
         decode_tokens=each(steps.decode_tokens),
         prefill_tokens=each(steps.prefill_tokens),
-        longest_s=tuple(_digits(value) for value in np.maximum.reduceat(steps.duration_s, firsts).tolist()),
+        longest_s=tuple(_six(value) for value in np.maximum.reduceat(steps.duration_s, firsts).tolist()),
     )
 
 
@@ -103,23 +111,20 @@ def _worst_part(steps: Steps, slo: Slo, start_s: float) -> float:
     return float(places[int(np.argmax(sums[high] - sums[low]))])
 
 
-def timeline_part(
-    found: Recommendation, traffic: Traffic, engine: Engine, model: StepModel | StepCost, slo: Slo
-) -> TimelinePart | None:
+def timeline_part(found: Recommendation, given: Replayed) -> TimelinePart | None:
     """The worst minute under the setting in force, or its worst ten seconds; None when no step ran in it."""
-    now, best = found.current_result, found.best_result
+    now, best, slo = found.current_result, found.best_result, given.slo
     start_s, bad_current = worst_window(now, slo)
     if not bad_current:
         start_s, _ = worst_window(best, slo)
-    arrived = (traffic.arrival_s >= start_s) & (traffic.arrival_s < start_s + MINUTE_S)
+    arrival_s = given.traffic.arrival_s
+    arrived = (arrival_s >= start_s) & (arrival_s < start_s + MINUTE_S)
 
-    def listed(setting: Setting, after: bool) -> Steps:
-        return steps_between(traffic, engine, setting, model, best if after else now, start_s, MINUTE_S)
+    def listed(setting: Setting, result: RunResult) -> Steps:
+        return steps_between(given.traffic, given.engine, setting, given.model, result, start_s, MINUTE_S)
 
-    before = listed(found.current.setting, False)
-    later = before if found.best.setting == found.current.setting else listed(found.best.setting, True)
-    if not len(before) or not len(later):
-        return None
+    before = listed(found.current.setting, now)
+    later = before if found.best.setting == found.current.setting else listed(found.best.setting, best)
     shown_s, length_s = start_s, MINUTE_S
     if max(len(before), len(later)) > BARS:
         shown_s, length_s = _worst_part(before, slo, start_s), SHORT_S
@@ -128,12 +133,12 @@ def timeline_part(
         return None
     met = good if slo.all_targets() else (lambda outcomes, _: outcomes.finished)
     return TimelinePart(
-        minute_start_s=_digits(start_s),
+        minute_start_s=_six(start_s),
         minute_s=MINUTE_S,
         requests=int(arrived.sum()),
         bad_current=int((~met(now.outcomes, slo))[arrived].sum()),
         bad_best=int((~met(best.outcomes, slo))[arrived].sum()),
-        start_s=float(f"{shown_s:.9g}"),
+        start_s=digits(shown_s),
         length_s=length_s,
         exact=before.exact and later.exact,
         current=bars_of(before),
@@ -141,18 +146,17 @@ def timeline_part(
     )
 
 
-def feasible_part(
-    found: Recommendation, traffic: Traffic, engine: Engine, model: StepModel | StepCost, slo: Slo
-) -> FeasiblePart | None:
+def feasible_part(found: Recommendation, given: Replayed) -> FeasiblePart | None:
     """At which rate the nearest setting would meet every target; None when one does already, or nothing is asked."""
+    traffic, slo = given.traffic, given.slo
     if found.verdict is not Advice.INFEASIBLE or not slo.all_targets() or traffic.span_s <= 0.0:
         return None
-    rate = feasible_rate(traffic, engine, model, slo, found.best.setting, start_scale=0.5)
+    rate = feasible_rate(traffic, given.engine, given.model, slo, found.best.setting, start_scale=0.5)
     none = math.isnan(rate.scale)
     return FeasiblePart(
-        scale=None if none else _digits(rate.scale),
-        rate_rps=None if none else _digits(rate.rate_rps),
-        width=None if none or math.isinf(rate.above_scale) else _digits(rate.width),
+        scale=None if none else _six(rate.scale),
+        rate_rps=None if none else _six(rate.rate_rps),
+        width=None if none or math.isinf(rate.above_scale) else _six(rate.width),
         lowest_scale=LOWEST_SCALE,
         replays=rate.replays,
     )

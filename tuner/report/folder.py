@@ -36,14 +36,15 @@ def report_folder(folder: Path) -> Iterator[Path]:
 
     Raises InputError (a full disk: UnreachableError) before anything else is done.
     """
-    made: list[Path] = []
-    try:
-        if "\0" in str(folder):
-            raise InputError(f"--out {shown_path(folder)} is not a valid path; {REMEDY}")
+    with ExitStack() as made:
         try:
+            if "\0" in str(folder):
+                raise InputError(f"--out {shown_path(folder)} is not a valid path; {REMEDY}")
             if folder.exists() and not folder.is_dir():
                 raise InputError(f"--out {shown_path(folder)} is a file, must be a folder; {REMEDY}")
-            _make(folder, made)
+            for path in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
+                path.mkdir()
+                made.callback(_remove_empty, path)
             with tempfile.TemporaryFile(dir=folder):
                 pass
             for name in ("report.json", "report.md", "index.html"):
@@ -52,18 +53,12 @@ def report_folder(folder: Path) -> Iterator[Path]:
         except OSError as error:
             raise _refused(folder, error) from None
         yield folder
-    except BaseException:
-        for empty in reversed(made):
-            with suppress(OSError):  # another process put something there meanwhile
-                empty.rmdir()
-        raise
+        made.pop_all()  # the work is done: they stay
 
 
-def _make(folder: Path, made: list[Path]) -> None:
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    for path in reversed(missing):
-        path.mkdir()
-        made.append(path)
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):  # another process put something there meanwhile
+        folder.rmdir()
 
 
 def write_report(record: RunRecord, folder: Path) -> tuple[Path, ...]:

@@ -9,7 +9,7 @@ from rooftune.policies.envelope import KNOB_LABELS
 from rooftune.policies.outcomes import BoolArray, IntArray, Outcomes
 from rooftune.policies.quantiles import quantile
 from rooftune.policies.slo import Slo, good
-from rooftune.tuner.record import GroupFigures, GroupPart, MarginPart, RunRecord, TrialPart, plain
+from rooftune.tuner.record import GroupFigures, GroupPart, MarginPart, RunRecord, TrialPart, digits, plain
 from rooftune.tuner.report import flags, words
 from rooftune.tuner.report.findings import missed
 from rooftune.tuner.report.headline import after_word
@@ -189,9 +189,14 @@ def inputs(record: RunRecord) -> Table:
     t, m, e = record.traffic, record.step_model, record.engine
     traffic, model = words.SOURCE_WORDS[t.source], words.SOURCE_WORDS[m.source]
 
-    def engine(quantity: str, value: str, name: str) -> tuple[str, str, str]:
-        return quantity, value, words.SOURCE_WORDS[e.sources.get(name, "assumed")]
-
+    engine = {
+        "ceiling_tokens": words.tokens(e.ceiling_tokens),
+        "kv_tokens": words.tokens(e.kv_tokens),
+        "block_tokens": words.tokens(e.block_tokens),
+        "max_seqs": words.knob_value("max_running", e.max_seqs),
+        "prefix_caching": "on" if e.prefix_caching else "off",
+        "decodes_kept_moving": "yes (Rooftune's rule)" if e.decodes_kept_moving else "no (as vLLM)",
+    }
     rows = [
         (f"traffic {words.named(t)}", words.requests_in(t.requests, t.span_s), traffic),
         (
@@ -216,15 +221,9 @@ def inputs(record: RunRecord) -> Table:
         ("slope per computed token", words.seconds(m.coefficients["slope_s_per_token"]), model),
         ("overhead per step", words.seconds(m.coefficients["overhead_s"]), model),
         ("knee (at zero context)", "none" if m.knee_tokens == "inf" else words.tokens(m.knee_tokens), model),
-        engine("budget ceiling, fixed at start", words.tokens(e.ceiling_tokens), "ceiling_tokens"),
-        engine("KV pool", words.tokens(e.kv_tokens), "kv_tokens"),
-        engine("KV block", words.tokens(e.block_tokens), "block_tokens"),
-        engine("sequence cap, fixed at start", words.knob_value("max_running", e.max_seqs), "max_seqs"),
-        engine("prefix caching", "on" if e.prefix_caching else "off", "prefix_caching"),
-        engine(
-            "decodes kept moving past a partial prefill",
-            "yes (Rooftune's rule)" if e.decodes_kept_moving else "no (as vLLM)",
-            "decodes_kept_moving",
+        *(
+            (words.ENGINE_WORDS[name], value, words.SOURCE_WORDS[e.sources.get(name, "assumed")])
+            for name, value in engine.items()
         ),
         ("setting in force", words.setting(record.current.setting), words.SOURCE_WORDS[record.current_source]),
         ("knobs that were searched", ", ".join(knobs), "those that --engine has"),
@@ -288,7 +287,7 @@ def _figures(outcomes: Outcomes, is_good: BoolArray, members: BoolArray) -> Grou
     ttft_s = np.where(finished, outcomes.first_token_s - outcomes.arrival_s, np.inf)[members]
     longest_s = np.where(finished, outcomes.longest_gap_s, np.inf)[members & ((outcomes.gap_count > 0) | ~finished)]
     return GroupFigures(
-        attainment=float(f"{is_good[members].mean():.9g}"),
+        attainment=digits(is_good[members].mean()),
         ttft_p50_s=plain(quantile(ttft_s, 0.5)),
         ttft_p99_s=plain(quantile(ttft_s, 0.99)),
         longest_gap_p99_s=plain(quantile(longest_s, 0.99)),

@@ -1,14 +1,7 @@
 """How far to trust a recommendation, in words: a verdict, what to look at after the change, and every caveat."""
 
-from rooftune.tuner.record import RunRecord, Source
+from rooftune.tuner.record import RunRecord
 from rooftune.tuner.report import words
-
-_STEP_TIMES: dict[Source, str] = {
-    "measured": "measured step times",
-    "simulated": "simulated step times",
-    "assumed": "assumed step times",
-    "given": "step times you gave",
-}
 
 
 def moves(record: RunRecord) -> bool:
@@ -18,8 +11,9 @@ def moves(record: RunRecord) -> bool:
 
 def verdict(record: RunRecord) -> str:
     """One line: measured, or simulated with a twin that was checked or not; and what that is good for."""
-    times = _STEP_TIMES[record.step_model.source]
-    if record.step_model.source == "assumed":
+    source = record.step_model.source
+    times = "step times you gave" if source == "given" else f"{source} step times"
+    if source == "assumed":
         times += f" ({record.step_model.name}: constants, not your hardware)"
     if record.twin_error:
         worst = max(abs(error) for error in record.twin_error.values())
@@ -28,9 +22,9 @@ def verdict(record: RunRecord) -> str:
         said = f"Simulated, not measured, by a twin that was not compared with your engine, with {times}"
     if not moves(record):
         return f"{said}."
-    if record.twin_error and record.step_model.source == "measured":
+    if record.twin_error and source == "measured":
         return f"{said}. Start with one server all the same."
-    direction = "A direction, not a forecast: try" if record.step_model.source == "assumed" else "Try"
+    direction = "A direction, not a forecast: try" if source == "assumed" else "Try"
     return f"{said}. {direction} it on one server first."
 
 
@@ -69,19 +63,13 @@ def caveats(record: RunRecord) -> tuple[str, ...]:
     found += _first_token_only(record)
     if not record.twin_error:
         found.append("The twin has not been checked against your engine, so check the first minutes after a change.")
-    if model.source == "assumed":
-        found.append(f"The step-time model {model.name} is assumed, not measured on your hardware: {model.origin}.")
-    else:
-        found.append(f"The step-time model {model.name} is {model.source}: {model.origin}.")
-    assumed = sorted(name for name, source in record.engine.sources.items() if source == "assumed")
+    where = "assumed, not measured on your hardware" if model.source == "assumed" else model.source
+    found.append(f"The step-time model {model.name} is {where}: {model.origin}.")
+    assumed = [word for name, word in words.ENGINE_WORDS.items() if record.engine.sources.get(name) == "assumed"]
     if record.current_source == "assumed":
-        assumed.insert(0, f"the setting in force (budget {words.tokens(record.current.setting['step_tokens'])})")
+        assumed.insert(0, f"setting in force (budget {words.tokens(record.current.setting['step_tokens'])})")
     if assumed:
-        found.append(
-            "Rooftune also assumed these, because you gave no value: "
-            + ", ".join(_ENGINE_WORDS.get(a, a) for a in assumed)
-            + "."
-        )
+        found.append(f"Rooftune also assumed these, because you gave no value: {', '.join(assumed)}.")
     if record.burst_attainment is not None:
         found.append(
             "With a burst (the same requests, arriving twice as fast for a tenth of the traffic's "
@@ -94,13 +82,3 @@ def caveats(record: RunRecord) -> tuple[str, ...]:
     if unjudged:
         found.append(f"No sample for {'; '.join(unjudged)} in this traffic, so that could not be judged.")
     return tuple(found)
-
-
-_ENGINE_WORDS = {
-    "ceiling_tokens": "the budget ceiling",
-    "kv_tokens": "the size of the KV pool",
-    "block_tokens": "the KV block",
-    "max_seqs": "the sequence cap",
-    "prefix_caching": "prefix caching",
-    "decodes_kept_moving": "the scheduler's order",
-}

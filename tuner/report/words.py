@@ -38,11 +38,14 @@ ROLE_WORDS = {
     "search": "search",
 }
 NOT_SHOWN = ("prefill_s_per_token",)  # a setting carries it, but no operator chooses it
-SOURCE_WORDS = {
-    "measured": "measured",
-    "simulated": "simulated",
-    "assumed": "assumed",
-    "given": "given by you",
+SOURCE_WORDS = {"measured": "measured", "simulated": "simulated", "assumed": "assumed", "given": "given by you"}
+ENGINE_WORDS = {
+    "ceiling_tokens": "budget ceiling (fixed at start)",
+    "kv_tokens": "KV pool",
+    "block_tokens": "KV block",
+    "max_seqs": "sequence cap (fixed at start)",
+    "prefix_caching": "prefix caching",
+    "decodes_kept_moving": "decodes kept moving past a partial prefill",
 }
 
 
