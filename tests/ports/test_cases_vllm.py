@@ -2,7 +2,6 @@
 
 import json
 import math
-import shlex
 from collections.abc import Sequence
 
 import pytest
@@ -23,10 +22,8 @@ from rooftune.tuner.ports.vllm.boot import (
     Start,
     Usage,
     default_batch,
-    largest_safe_ceiling,
     learnt_bound_tokens,
     objections,
-    read_flags,
 )
 from rooftune.tuner.ports.vllm.envelope import Basis, BootPoint, Geometry, Headroom, advise, price
 from rooftune.tuner.ports.vllm.port import Unseen, discover
@@ -36,9 +33,8 @@ from tests.ports.samples import state
 from tests.ports.scripted import answer, routes
 from tests.ports.test_vllm_discovery import PAGE, vllm
 
-CASE_4 = (
-    "vllm serve m --max-num-batched-tokens 4096 --max-num-seqs 128 --max-num-partial-prefills 4 "
-    "--max-long-partial-prefills 1 --long-prefill-token-threshold 256"
+CASE_4 = BootFlags(
+    ceiling_tokens=4096, sequence_ceiling=128, max_partial_prefills=4, max_long_partial_prefills=1, chunk_cap_tokens=256
 )
 TEXT = ModelFacts(model_tokens=32_768)
 
@@ -54,6 +50,14 @@ def able_at(version: str) -> Capabilities:
 
 def problems(found: Sequence[Objection]) -> list[tuple[BootProblem, str]]:
     return [(one.problem, one.flag) for one in found]
+
+
+def largest_safe_ceiling(
+    model: ModelFacts, able: Capabilities, trials: Sequence[BootTrial], wanted: Sequence[int]
+) -> int | None:
+    """The largest ceiling without an objection; None when none is left."""
+    safe = [tokens for tokens in wanted if not objections(BootFlags(ceiling_tokens=tokens), model, able, trials)]
+    return max(safe, default=None)
 
 
 # --- case 4 ---
@@ -72,7 +76,7 @@ def problems(found: Sequence[Objection]) -> list[tuple[BootProblem, str]]:
 )
 def test_case_4_a_start_with_a_cap_that_the_version_refuses_is_not_tried(version: str, refused: list[str]) -> None:
     """Old versions take the flag with its default alone; newer ones have no such flag. Both end at the start."""
-    found = objections(read_flags(shlex.split(CASE_4)), TEXT, able_at(version))
+    found = objections(CASE_4, TEXT, able_at(version))
     assert problems(found) == [(BootProblem.FLAG_UNSUPPORTED, flag) for flag in refused]
 
 
@@ -82,7 +86,7 @@ def test_case_4_a_start_that_ended_all_the_same_is_tried_once_and_blames_no_budg
     assert objections(flags, TEXT, able) == ()
     ended = [BootTrial(flags, None)]
     assert BootProblem.TRIED_AND_ENDED in [one.problem for one in objections(flags, TEXT, able, ended)]
-    by_flag = [BootTrial(read_flags(shlex.split(CASE_4)), None)]
+    by_flag = [BootTrial(CASE_4, None)]
     assert objections(flags, TEXT, able, by_flag) == (), "it was the flag that ended that one, not 4,096 tokens"
 
 
@@ -92,14 +96,11 @@ def test_case_4_of_a_version_that_nobody_read_nothing_is_assumed() -> None:
         assert problems(found) == [(BootProblem.FLAG_UNKNOWN, "--max-num-partial-prefills")]
 
 
-def test_flags_are_read_as_vllm_reads_them() -> None:
-    words = "python -m vllm --max_num_batched_tokens=4K --max-num-scheduled-tokens 1.5k --max-num-seqs=64 --port 8000"
-    found = read_flags([*words.split(), "--long-prefill-token-threshold-adaptive"])
-    assert found == BootFlags(ceiling_tokens=4096, step_tokens=1500, sequence_ceiling=64, adaptive_chunk_cap=True)
-    assert read_flags(found.words()) == found
-    for bad in (["--max-num-seqs"], ["--max-num-seqs", "many"], ["--max-num-seqs=-3"], ["--max-num-seqs", "1.5K"]):
-        with pytest.raises(InputError, match="--max-num-seqs"):
-            read_flags(bad)
+def test_flags_are_written_as_vllm_takes_them() -> None:
+    flags = BootFlags(ceiling_tokens=4096, sequence_ceiling=64, adaptive_chunk_cap=True)
+    written = "--max-num-batched-tokens 4096 --long-prefill-token-threshold-adaptive --max-num-seqs 64"
+    assert " ".join(flags.words()) == written
+    assert BootFlags(adaptive_chunk_cap=False).words() == ()
 
 
 # --- case 5 ---
@@ -211,12 +212,12 @@ def test_case_12_step_records_show_the_ceiling_that_is_really_in_force() -> None
 
 # --- case 20 ---
 
-CASE_20 = "vllm serve llava --max-num-batched-tokens 800 --long-prefill-token-threshold 770"
+CASE_20 = BootFlags(ceiling_tokens=800, chunk_cap_tokens=770)
 
 
 def test_case_20_budget_and_cap_are_at_least_the_largest_item() -> None:
     """The item lies at tokens 3 to 769, so 767 tokens must go through at once."""
-    flags, able = read_flags(shlex.split(CASE_20)), able_at("0.32.0")
+    flags, able = CASE_20, able_at("0.32.0")
     assert objections(flags, ModelFacts(model_tokens=4096, item_tokens=767), able) == ()
     larger = objections(flags, ModelFacts(model_tokens=4096, item_tokens=790), able)
     assert [(one.problem, one.flag, one.bound) for one in larger] == [

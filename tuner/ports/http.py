@@ -17,6 +17,7 @@ PREFIX = "/tuning/v1"
 _REFUSALS = frozenset(wire.REFUSAL_STATUS.values())
 
 M = TypeVar("M", bound=wire.Message)
+R = TypeVar("R", wire.StepColumns, wire.RequestColumns)
 
 
 class HttpPort:
@@ -46,14 +47,10 @@ class HttpPort:
         return self._read(wire.State, f"{PREFIX}/state")
 
     def steps_after(self, after: int) -> wire.StepColumns:
-        page = self._read(wire.StepColumns, f"{PREFIX}/steps?after={after}")
-        self._as_asked(page.after, after)
-        return page
+        return self._rows(wire.StepColumns, "steps", after)
 
     def requests_after(self, after: int) -> wire.RequestColumns:
-        page = self._read(wire.RequestColumns, f"{PREFIX}/requests?after={after}")
-        self._as_asked(page.after, after)
-        return page
+        return self._rows(wire.RequestColumns, "requests", after)
 
     def push(self, request: wire.PushRequest) -> wire.PushAnswer | wire.Refusal:
         return self._change("PUT", f"{PREFIX}/knobs", request)
@@ -72,6 +69,12 @@ class HttpPort:
         if reply.status != 200:
             raise self._status_error(reply, path)
         return self._parse(kind, reply.body)
+
+    def _rows(self, kind: type[R], name: str, after: int) -> R:
+        page = self._read(kind, f"{PREFIX}/{name}?after={after}")
+        if page.after != after:
+            raise self._garbage(f"rows after {after} were requested and rows after {page.after} came")
+        return page
 
     def _change(self, method: str, path: str, request: wire.Message) -> wire.PushAnswer | wire.Refusal:
         body = request.model_dump_json().encode()
@@ -127,10 +130,6 @@ class HttpPort:
 
     def _garbage(self, what: str) -> PortError:
         return self._fetcher.fail(PortFault.GARBAGE, " ".join(what.split())[:500])
-
-    def _as_asked(self, after: int, asked: int) -> None:
-        if after != asked:
-            raise self._garbage(f"rows after {asked} were asked for and rows after {after} came")
 
 
 class _Peek(BaseModel):

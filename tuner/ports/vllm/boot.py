@@ -5,17 +5,12 @@ the checks that vLLM makes itself (0.32: ``SchedulerConfig.verify_max_model_len`
 that ended is never tried again, nor anything larger.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rooftune.policies.errors import InputError, bad_value
+from rooftune.policies.errors import bad_value
 from rooftune.tuner.ports.vllm.versions import DEFAULTS, FLAGS, Capabilities, Flag
-
-_SUFFIX = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
-_NAMES = {flag: name for name, flag in FLAGS.items()}
-_COUNT = re.compile(r"(\d{1,12})([kKmMgG]?)|(\d{1,9}\.\d{1,6})([kmg])")  # a fraction only of a decimal unit
 
 
 @dataclass(frozen=True)
@@ -37,35 +32,13 @@ class BootFlags:
 
     def words(self) -> tuple[str, ...]:
         """As they stand on vLLM's command line."""
-        switches = {"adaptive_chunk_cap"}
         found: list[str] = []
         for name, value in self.named().items():
-            if name not in switches:
+            if name != "adaptive_chunk_cap":  # the one switch
                 found += [FLAGS[name], str(value)]
             elif value:
                 found.append(FLAGS[name])
         return tuple(found)
-
-
-def read_flags(words: Sequence[str]) -> BootFlags:
-    """The scheduler's flags out of a whole command line of vLLM; everything else in it is passed over.
-
-    Numbers as vLLM reads them: 4k is 4,000 and 4K is 4,096. Raises InputError for a flag without a number.
-    """
-    found: dict[str, int | bool] = {}
-    listed = iter(words)
-    for word in listed:
-        flag, equals, text = word.partition("=")
-        name = _NAMES.get(flag.replace("_", "-"))
-        if name == "adaptive_chunk_cap":
-            found[name] = True
-        elif name is not None:
-            value = _COUNT.fullmatch(text if equals else next(listed, ""))
-            if value is None:
-                raise bad_value(flag, text or "nothing", "a whole number", "write it as vLLM takes it, 4096 or 4K")
-            number, suffix = (value[1], value[2]) if value[1] else (value[3], value[4])
-            found[name] = int(float(number) * _SUFFIX.get(suffix, 1))
-    return BootFlags(**found)  # type: ignore[arg-type]  # the one switch is a bool, the others are numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,34 +139,22 @@ def _item(flags: BootFlags, model: ModelFacts) -> list[Objection]:
 
 def _own_checks(flags: BootFlags, model: ModelFacts) -> list[Objection]:
     """What vLLM checks itself; only between flags that are named, for the rest are its defaults and fit."""
-    found: list[Objection] = []
-
-    def need(problem: BootProblem, name: str, value: int | None, least: int | None, most: int | None) -> None:
-        if value is not None and least is not None and value < least:
-            found.append(Objection(problem, FLAGS[name], value, least))
-        if value is not None and most is not None and value > most:
-            found.append(Objection(problem, FLAGS[name], value, most))
-
-    ceiling, sequences = flags.ceiling_tokens, flags.sequence_ceiling
-    if not model.chunking:
-        need(BootProblem.BELOW_MODEL_LENGTH, "ceiling_tokens", ceiling, model.model_tokens, None)
-    need(BootProblem.BELOW_SEQUENCES, "ceiling_tokens", ceiling, sequences, None)
-    need(BootProblem.ABOVE_CEILING, "step_tokens", flags.step_tokens, None, ceiling)
-    need(BootProblem.ABOVE_CEILING, "max_running", flags.max_running, None, sequences)
-    need(BootProblem.ABOVE_MODEL_LENGTH, "chunk_cap_tokens", flags.chunk_cap_tokens, None, model.model_tokens)
+    ceiling, sequences, length = flags.ceiling_tokens, flags.sequence_ceiling, model.model_tokens
+    bounds = (  # at least, at most
+        (BootProblem.BELOW_MODEL_LENGTH, "ceiling_tokens", None if model.chunking else length, None),
+        (BootProblem.BELOW_SEQUENCES, "ceiling_tokens", sequences, None),
+        (BootProblem.ABOVE_CEILING, "step_tokens", None, ceiling),
+        (BootProblem.ABOVE_CEILING, "max_running", None, sequences),
+        (BootProblem.ABOVE_MODEL_LENGTH, "chunk_cap_tokens", None, length),
+    )
+    found, named = [], flags.named()
+    for problem, name, least, most in bounds:
+        value = named.get(name)
+        if value is None:
+            continue
+        if (least is not None and value < least) or (most is not None and value > most):
+            found.append(Objection(problem, FLAGS[name], value, most if least is None else least))
     return found
-
-
-def largest_safe_ceiling(
-    model: ModelFacts, able: Capabilities, trials: Sequence[BootTrial], wanted: Sequence[int]
-) -> int | None:
-    """Of the ceilings wanted, the largest against which nothing speaks: what an offline batch without a target on gaps
-    should be started with. None: none is left.
-    """
-    if any(tokens < 1 for tokens in wanted):
-        raise InputError("a ceiling is at least 1 token; correct the list")
-    safe = [tokens for tokens in wanted if not objections(BootFlags(ceiling_tokens=tokens), model, able, trials)]
-    return max(safe, default=None)
 
 
 GIB = 1024**3

@@ -6,16 +6,18 @@ series leaves the matching use out, with the series named, for missing is not ze
 
 import re
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from rooftune.policies import wire
 from rooftune.tuner.ports.base import PortError, PortFault
 from rooftune.tuner.ports.fetch import Fetcher, Reply, Timeouts
 from rooftune.tuner.ports.http import HttpPort
+from rooftune.tuner.ports.vllm.env import printable
 from rooftune.tuner.ports.vllm.versions import Capabilities, Version, capabilities, parse_version
 
 PAGE_BYTES = 4 * 1024 * 1024
@@ -105,24 +107,19 @@ def discover(
     Raises PortError when nothing answers, or when the protocol is there and refuses (wrong token, another version);
     InputError for an address or a file that cannot be used. The tuning token is sent to the protocol's routes alone.
     """
-    port = HttpPort(base_url, token_file, timeouts, ca_file=ca_file)
-    try:
-        state = port.state()
-    except PortError as error:
-        if error.fault is not PortFault.NO_PROTOCOL:
-            raise
-    else:
-        version = parse_version(state.engine_version) if state.engine == "vllm" else None
-        able = capabilities(version) if state.engine == "vllm" else None
-        tokens = state.envelope.model_tokens
-        return Found(Access.PROTOCOL, state, version, able, models=(state.model,), model_tokens=tokens)
-    finally:
-        port.close()
-    fetcher = Fetcher(base_url, None, timeouts, ca_file=ca_file)
-    try:
+    with closing(HttpPort(base_url, token_file, timeouts, ca_file=ca_file)) as port:
+        try:
+            state = port.state()
+        except PortError as error:
+            if error.fault is not PortFault.NO_PROTOCOL:
+                raise
+        else:
+            version = parse_version(state.engine_version) if state.engine == "vllm" else None
+            able = capabilities(version) if state.engine == "vllm" else None
+            tokens = state.envelope.model_tokens
+            return Found(Access.PROTOCOL, state, version, able, models=(state.model,), model_tokens=tokens)
+    with closing(Fetcher(base_url, None, timeouts, ca_file=ca_file)) as fetcher:
         return _without_hook(fetcher)
-    finally:
-        fetcher.close()
 
 
 def _without_hook(fetcher: Fetcher) -> Found:
@@ -166,22 +163,17 @@ def _pool(configs: list[dict[str, str]]) -> KvPool | None:
     return None
 
 
-class _Lenient(BaseModel):
-    """Answers of another project: only what is needed is looked at."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class _Version(_Lenient):
+# Answers of another project: only what is needed is looked at, and pydantic ignores the rest.
+class _Version(BaseModel):
     version: str
 
 
-class _Model(_Lenient):
+class _Model(BaseModel):
     id: str
     max_model_len: int | None = None
 
 
-class _Models(_Lenient):
+class _Models(BaseModel):
     data: tuple[_Model, ...]
 
 
@@ -198,6 +190,6 @@ def _models(reply: Reply) -> tuple[tuple[str, ...], int | None]:
         found = _Models.model_validate_json(reply.body).data[:100] if reply.status == 200 else ()
     except ValidationError:
         found = ()
-    names = tuple(re.sub(r"[\x00-\x1f\x7f]", " ", model.id)[:200] for model in found)
+    names = tuple(printable(model.id) for model in found)
     lengths = [model.max_model_len for model in found if model.max_model_len is not None and model.max_model_len > 0]
     return names, lengths[0] if lengths else None
