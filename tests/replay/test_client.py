@@ -11,7 +11,7 @@ import pytest
 
 from rooftune.policies.errors import InputError, RefusedError, UnreachableError
 from rooftune.tuner.replay import client
-from rooftune.tuner.replay.client import ask, served_model
+from rooftune.tuner.replay.client import complete, served_model
 from rooftune.tuner.replay.result_file import RequestPart
 from rooftune.tuner.replay.stream import BadStream, Event, EventReader, Flight
 from tests.replay.stub import DONE, event, token, usage
@@ -43,7 +43,7 @@ def asked(script: Script, limit_s: float = 30.0) -> RequestPart:
 
     async def one() -> None:
         async with httpx.AsyncClient(transport=script) as http:
-            await ask(http, "http://x", b"{}", flight, lambda: script.now_s, limit_s)
+            await complete(http, "http://x", b"{}", flight, lambda: script.now_s, limit_s)
 
     asyncio.run(one())
     return flight.row("default", 10, 4)

@@ -86,7 +86,7 @@ def test_reading_begins_after_what_there_is_and_goes_on_until_all_is_there() -> 
     assert [url.rpartition("=")[2] for url in asked] == ["-1", "40", "41", "41"]
     assert [page.sequence for page in reader.pages] == [(41,), (), (42,)]
     # Every read took no time, so the first is the best: there the engine stood at 0 and we at 2, 0.5 after our zero.
-    assert reader.part([], zero_s=1.5).clock_offset_s == 0.0 - 0.5
+    assert match(reader.pages, [], reader.offset_s + 1.5).clock_offset_s == 0.0 - 0.5
 
 
 def test_no_protocol_a_wrong_token_and_a_restart_are_told() -> None:

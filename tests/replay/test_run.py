@@ -2,27 +2,24 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 
 import numpy as np
 import pytest
 
 from rooftune.policies.errors import RefusedError
-from rooftune.tuner.replay.run import Bodies, send_all
+from rooftune.tuner.replay.run import Send, prepare_bodies, send_all
 from rooftune.tuner.replay.stream import Flight
 
-Ask = Callable[[Flight, bytes], Awaitable[None]]
 
-
-def run(planned_s: list[float], ask: Ask, stop: asyncio.Event | None = None) -> tuple[list[Flight], list[int]]:
+def run(planned_s: list[float], send: Send, stop: asyncio.Event | None = None) -> tuple[list[Flight], list[int]]:
     """The flights, and what the progress was told."""
     told: list[int] = []
     zero_s = time.monotonic()
 
     async def main() -> list[Flight]:
-        bodies = Bodies(len(planned_s), lambda index: str(index).encode(), prepared_bytes=2)
+        bodies = prepare_bodies(len(planned_s), lambda index: str(index).encode(), prepared_bytes=2)
         halt = stop or asyncio.Event()
-        return await send_all(np.array(planned_s), bodies, ask, lambda: time.monotonic() - zero_s, halt, told.append)
+        return await send_all(np.array(planned_s), bodies, send, lambda: time.monotonic() - zero_s, halt, told.append)
 
     return asyncio.run(main()), told
 
@@ -32,7 +29,7 @@ def test_a_slow_answer_delays_nobody() -> None:
     sent: list[tuple[int, bytes]] = []
     last = asyncio.Event()
 
-    async def ask(flight: Flight, content: bytes) -> None:
+    async def send(flight: Flight, content: bytes) -> None:
         flight.sent_s = float(len(sent))
         sent.append((flight.index, content))
         if flight.index == 19:
@@ -40,7 +37,7 @@ def test_a_slow_answer_delays_nobody() -> None:
         await asyncio.wait_for(last.wait(), 30)  # a loop that waits for answers fails here
         flight.ended, flight.failure = True, None
 
-    flights, told = run([0.01 * at for at in range(20)], ask)
+    flights, told = run([0.01 * at for at in range(20)], send)
     assert sent == [(at, str(at).encode()) for at in range(20)]
     assert [flight.failure for flight in flights] == [None] * 20 and told[-1] == 20
 
@@ -49,13 +46,13 @@ def test_nothing_is_sent_early_and_what_is_late_is_sent_at_once() -> None:
     zero_s = time.monotonic()
     planned = [0.0, 0.0, 0.05, 0.15, 0.15]
 
-    async def ask(flight: Flight, content: bytes) -> None:
+    async def send(flight: Flight, content: bytes) -> None:
         flight.sent_s = time.monotonic() - zero_s
         if flight.index == 1:
             time.sleep(0.2)  # the whole client stands still
         flight.ended, flight.failure = True, None
 
-    flights, _ = run(planned, ask)
+    flights, _ = run(planned, send)
     assert [flight.index for flight in flights] == [0, 1, 2, 3, 4]
     assert all(flight.sent_s >= flight.planned_s for flight in flights)
     assert flights[2].sent_s >= 0.2  # and it shows as lateness of the client
@@ -64,7 +61,7 @@ def test_nothing_is_sent_early_and_what_is_late_is_sent_at_once() -> None:
 def test_a_stop_keeps_what_there_is() -> None:
     stop = asyncio.Event()
 
-    async def ask(flight: Flight, content: bytes) -> None:
+    async def send(flight: Flight, content: bytes) -> None:
         flight.sent_s = 1.0
         if flight.index == 0:
             flight.ended, flight.failure = True, None
@@ -72,17 +69,17 @@ def test_a_stop_keeps_what_there_is() -> None:
         stop.set()
         await asyncio.sleep(60)
 
-    flights, _ = run([0.0, 0.02, 50.0], ask, stop)
+    flights, _ = run([0.0, 0.02, 50.0], send, stop)
     assert [(flight.index, flight.failure) for flight in flights] == [(0, None), (1, "interrupted")]
 
 
 @pytest.mark.parametrize("error", [RefusedError("wrong key"), ZeroDivisionError("defect")])
 def test_an_error_ends_everything_and_is_told(error: Exception) -> None:
-    async def ask(flight: Flight, content: bytes) -> None:
+    async def send(flight: Flight, content: bytes) -> None:
         flight.sent_s = 1.0
         if flight.index == 1:
             raise error
         await asyncio.sleep(60)
 
     with pytest.raises(type(error), match=str(error)):
-        run([0.0, 0.01, 50.0], ask)
+        run([0.0, 0.01, 50.0], send)

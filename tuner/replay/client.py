@@ -89,7 +89,7 @@ def _size(entry: dict[str, object], key: str) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
-def body(model: str, token_ids: Sequence[int], output_tokens: int) -> bytes:
+def completion_body(model: str, token_ids: Sequence[int], output_tokens: int) -> bytes:
     """A completion of exactly ``output_tokens`` tokens, streamed, with the server's own counts at its end."""
     fields = {
         "model": model,
@@ -103,7 +103,7 @@ def body(model: str, token_ids: Sequence[int], output_tokens: int) -> bytes:
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
-async def ask(
+async def complete(
     http: httpx.AsyncClient, base: str, content: bytes, flight: Flight, since_start: Callable[[], float], limit_s: float
 ) -> None:
     """Send one request and write into ``flight`` what becomes of it; every failure is its own word.

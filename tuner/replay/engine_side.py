@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import httpx
 
@@ -18,10 +19,14 @@ SLACK_S = 1.0
 _LAST_READS = 8
 _LOOK_AHEAD = 64
 _BETWEEN_S = 0.25
+_SAME = EngineRequestPart.model_fields.keys() - {"index", "gap_over"}  # columns under the same name on both sides
 
 
 class EngineReader:
-    """Collects the rows of requests that end from ``begin`` on. now_s: this side's clock, whatever its zero."""
+    """Collects the rows of requests that end from ``begin`` on.
+
+    now_s: this side's clock, whatever its zero. offset_s: the engine's clock minus this one, by the quickest read.
+    """
 
     def __init__(self, http: httpx.AsyncClient, base: str, now_s: Callable[[], float]) -> None:
         self._http = http
@@ -30,7 +35,7 @@ class EngineReader:
         self._after = -1
         self._boot_id: str | None = None
         self._best_trip_s = float("inf")
-        self._offset_s = 0.0
+        self.offset_s = 0.0
         self.pages: list[RequestColumns] = []
 
     async def begin(self) -> None:
@@ -70,11 +75,7 @@ class EngineReader:
         self.pages.append(page)
         if answered_s - asked_s < self._best_trip_s:
             self._best_trip_s = answered_s - asked_s
-            self._offset_s = page.now_s - (asked_s + answered_s) / 2
-
-    def part(self, rows: Sequence[RequestPart], zero_s: float) -> EnginePart:
-        """The rows of our requests, whose times count from ``zero_s`` on this side's clock."""
-        return match(self.pages, rows, self._offset_s + zero_s)
+            self.offset_s = page.now_s - (asked_s + answered_s) / 2
 
 
 def match(pages: Sequence[RequestColumns], rows: Sequence[RequestPart], offset_s: float) -> EnginePart:
@@ -87,9 +88,9 @@ def match(pages: Sequence[RequestColumns], rows: Sequence[RequestPart], offset_s
     waiting: dict[tuple[int, int], list[EngineRequestPart]] = defaultdict(list)
     found = 0
     for page in pages:
-        for at, sequence in enumerate(page.sequence):
+        for at in range(len(page.sequence)):
             found += 1
-            one = _row(page, at, sequence)
+            one = _row(page, at)
             if one is not None:
                 waiting[page.prompt_tokens[at], page.output_tokens[at]].append(one)
     for group in waiting.values():
@@ -131,22 +132,9 @@ def _take(group: list[EngineRequestPart], row: RequestPart, left: int, offset_s:
     return None
 
 
-def _row(page: RequestColumns, at: int, sequence: int) -> EngineRequestPart | None:
+def _row(page: RequestColumns, at: int) -> EngineRequestPart | None:
     """A finished request, not yet known whose (index 0); None for any other end."""
-    ttft_s, finish_s = page.ttft_s[at], page.finish_s[at]
-    if page.ended[at] != "finished" or ttft_s is None or finish_s is None:
+    if page.ended[at] != "finished" or page.ttft_s[at] is None or page.finish_s[at] is None:
         return None
-    return EngineRequestPart(
-        index=0,
-        sequence=sequence,
-        arrival_s=page.arrival_s[at],
-        scheduled_s=page.scheduled_s[at],
-        ttft_s=ttft_s,
-        finish_s=finish_s,
-        output_tokens=page.output_tokens[at],
-        cached_tokens=page.cached_tokens[at],
-        gap_count=page.gap_count[at],
-        longest_gap_s=page.longest_gap_s[at],
-        gap_over=tuple(row[at] for row in page.gap_over),
-        preemptions=page.preemptions[at],
-    )
+    values: dict[str, Any] = {name: getattr(page, name)[at] for name in _SAME}
+    return EngineRequestPart(index=0, gap_over=tuple(row[at] for row in page.gap_over), **values)

@@ -50,10 +50,10 @@ def engine_outcomes(engine: EnginePart, rows: Sequence[RequestPart]) -> Outcomes
 
     Requests that the client saw finish without a row at the engine are in neither: nothing is known of them.
     """
-    told = {row.index: row for row in engine.requests}
-    kept = [row for row in rows if row.failure != INTERRUPTED and (row.failure is not None or row.index in told)]
+    by_index = {row.index: row for row in engine.requests}
+    kept = [row for row in rows if row.failure != INTERRUPTED and (row.failure is not None or row.index in by_index)]
     pairs: list[tuple[RequestPart, EngineRequestPart | None]] = [
-        (row, None if row.failure is not None else told[row.index]) for row in kept
+        (row, None if row.failure is not None else by_index[row.index]) for row in kept
     ]
     tenants = tuple(dict.fromkeys(row.tenant for row in kept)) or ("default",)
     none = [0] * len(engine.gap_bounds_s)

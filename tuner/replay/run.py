@@ -2,8 +2,10 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
+from itertools import chain
+from typing import Any
 
 from rooftune.policies.errors import RooftuneError
 from rooftune.tuner.replay.stream import Flight
@@ -13,38 +15,30 @@ from rooftune.tuner.traffic.workload import FloatArray
 PREPARED_BYTES = 256 * 1024 * 1024
 _TICK_S = 0.5
 
-Ask = Callable[[Flight, bytes], Awaitable[None]]
+Send = Callable[[Flight, bytes], Coroutine[Any, Any, None]]
 
 
-class Bodies:
-    """Request bodies, made ahead as far as memory allows, and then one before it is due."""
-
-    def __init__(self, count: int, make: Callable[[int], bytes], prepared_bytes: int = PREPARED_BYTES) -> None:
-        self._make = make
-        self._ready: dict[int, bytes] = {}
-        held = 0
-        for index in range(count):
-            if held > prepared_bytes:
-                break
-            self._ready[index] = make(index)
-            held += len(self._ready[index])
-
-    def take(self, index: int) -> bytes:
-        """Of request ``index``, once."""
-        return self._ready.pop(index) if index in self._ready else self._make(index)
+def prepare_bodies(count: int, make: Callable[[int], bytes], prepared_bytes: int = PREPARED_BYTES) -> Iterator[bytes]:
+    """Request bodies in order, made now as far as memory allows, and then one before it is due."""
+    ready: list[bytes] = []
+    held = 0
+    while len(ready) < count and held <= prepared_bytes:
+        ready.append(make(len(ready)))
+        held += len(ready[-1])
+    return chain(ready, map(make, range(len(ready), count)))
 
 
 async def send_all(
     planned_s: FloatArray,
-    bodies: Bodies,
-    ask: Ask,
+    bodies: Iterator[bytes],
+    send: Send,
     since_start: Callable[[], float],
     stop: asyncio.Event,
     progress: Callable[[int], None],
 ) -> list[Flight]:
     """Send request i at planned_s[i] seconds and wait for every end; a set ``stop`` ends both at once.
 
-    ask: sends and fills the flight; when it raises, everything is stopped and the first error is raised here.
+    send: sends and fills the flight; when it raises, everything is stopped and the first error is raised here.
     Gives the requests that were sent, in that order; those that a stop cut off keep the failure ``interrupted``.
     """
     flights: list[Flight] = []
@@ -60,13 +54,12 @@ async def send_all(
 
     ticker = asyncio.create_task(_tick(lambda: progress(len(flights) - len(tasks))))
     try:
-        for index, due_s in enumerate(planned_s.tolist()):
-            content = bodies.take(index)
+        for index, (due_s, content) in enumerate(zip(planned_s.tolist(), bodies, strict=True)):
             if await _stopped_before(due_s, since_start, stop):
                 break
             flight = Flight(index, due_s)
             flights.append(flight)
-            task = asyncio.create_task(_run(ask, flight, content))
+            task = asyncio.create_task(send(flight, content))
             tasks.add(task)
             task.add_done_callback(ended)
         await _until_empty(tasks, stop)
@@ -79,10 +72,6 @@ async def send_all(
     _raise_first(errors)
     progress(len(flights))
     return [flight for flight in flights if not math.isnan(flight.sent_s)]
-
-
-async def _run(ask: Ask, flight: Flight, content: bytes) -> None:
-    await ask(flight, content)
 
 
 async def _stopped_before(due_s: float, since_start: Callable[[], float], stop: asyncio.Event) -> bool:

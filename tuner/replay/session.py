@@ -13,11 +13,11 @@ import numpy as np
 
 from rooftune.policies.commands import Terminated
 from rooftune.policies.errors import InputError, RooftuneError
-from rooftune.tuner.replay.client import ask, body, open_client, open_clients, served_model
-from rooftune.tuner.replay.engine_side import EngineReader
+from rooftune.tuner.replay.client import complete, completion_body, open_client, open_clients, served_model
+from rooftune.tuner.replay.engine_side import EngineReader, match
 from rooftune.tuner.replay.prompts import DEFAULT_VOCAB_TOKENS, PromptMaker
 from rooftune.tuner.replay.result_file import ClientPart, EnginePart, RequestPart
-from rooftune.tuner.replay.run import Bodies, send_all
+from rooftune.tuner.replay.run import prepare_bodies, send_all
 from rooftune.tuner.replay.stream import Flight
 from rooftune.tuner.traffic.workload import Traffic
 
@@ -66,7 +66,11 @@ async def replay(job: Job, progress: Callable[[int], None], say: Callable[[str],
         vocab_tokens = job.vocab_tokens or served.vocab_tokens or DEFAULT_VOCAB_TOKENS
         _warn_too_long(job.traffic, served.max_tokens, say)
         say(f"{len(job.traffic):,} prompts of {int(job.traffic.prompt_tokens.sum()):,} tokens are being made")
-        bodies = _bodies(job, model, vocab_tokens)
+        prompts = PromptMaker(job.traffic, vocab_tokens, job.seed)
+        output = job.traffic.output_tokens.tolist()
+        bodies = prepare_bodies(
+            len(job.traffic), lambda index: completion_body(model, prompts.token_ids(index).tolist(), output[index])
+        )
         _allow_many_connections()
         planned_s = job.traffic.arrival_s - job.traffic.arrival_s[0]
         async with _following(job, tuning_http) as reader:
@@ -79,7 +83,7 @@ async def replay(job: Job, progress: Callable[[int], None], say: Callable[[str],
 
             async def send(flight: Flight, content: bytes) -> None:
                 http = clients[flight.index % len(clients)]
-                await ask(http, job.url, content, flight, since_start, job.limit_s)
+                await complete(http, job.url, content, flight, since_start, job.limit_s)
 
             with _stop_on_signals(stop) as seen:
                 flights = await send_all(planned_s, bodies, send, since_start, stop, progress)
@@ -88,17 +92,11 @@ async def replay(job: Job, progress: Callable[[int], None], say: Callable[[str],
         if reader is not None:
             try:
                 await reader.end(sum(row.failure is None for row in rows))
-                engine = reader.part(rows, zero_s)
+                engine = match(reader.pages, rows, reader.offset_s + zero_s)
             except RooftuneError as error:  # what the client saw must not be lost with it
                 engine_error = str(error)
     unsent = len(job.traffic) - len(rows)
     return Measured(model, vocab_tokens, rows, unsent, seen[0] if seen else None, engine, engine_error)
-
-
-def _bodies(job: Job, model: str, vocab_tokens: int) -> Bodies:
-    prompts = PromptMaker(job.traffic, vocab_tokens, job.seed)
-    output = job.traffic.output_tokens.tolist()
-    return Bodies(len(job.traffic), lambda index: body(model, prompts.token_ids(index).tolist(), output[index]))
 
 
 def _row(traffic: Traffic, flight: Flight) -> RequestPart:
