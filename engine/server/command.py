@@ -74,9 +74,7 @@ def serve(arguments: argparse.Namespace) -> int:
         name = arguments.served_name or Path(arguments.model).name or arguments.model
         service = Service(
             engine=engine,
-            tokenizer=tokenizer,
-            served=Served(name, engine.max_request_tokens, tokenizer.vocab_tokens),
-            limits=limits,
+            served=Served(name, engine.max_request_tokens, tokenizer, limits),
             api_key=api_key,
             on_rejected=metrics.on_rejected,
         )

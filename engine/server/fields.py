@@ -1,46 +1,74 @@
-"""Single fields of an OpenAI request: read with their kind and bound, or a 400 that names the field."""
+"""The fields of an OpenAI request: their kinds and bounds, and those that the server refuses or ignores."""
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from rooftune.engine.server.limits import Limits, bad_request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from rooftune.engine.server.limits import bad_request
+from rooftune.engine.step import MAX_SEED, MAX_TEMPERATURE
+from rooftune.policies.errors import shown
 
-def whole(body: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
-    """A whole number within the bounds; None when absent or null."""
-    value = body.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise bad_request(f"{name} must be a whole number within {least}..{most}", name)
-    return value
+_Count = Annotated[int, Field(ge=1, le=10_000_000)]
+_Stop = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
-def number(body: Mapping[str, Any], name: str, default: float) -> float:
-    """A finite number; its bounds are checked where it is used."""
-    value = body.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise bad_request(f"{name} must be a number", name)
+class StreamOptions(BaseModel):
+    """include_usage: a chunk with usage at the end. continuous_usage_stats (vLLM's): usage so far in every chunk."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Fields(BaseModel):
+    """What a request asks for beside its prompt; null counts as absent."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    model: Any = None
+    max_completion_tokens: _Count | None = None
+    max_tokens: _Count | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=MAX_TEMPERATURE)] = 1.0
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    seed: Annotated[int, Field(ge=-(2**63), le=MAX_SEED)] | None = None
+    stop: _Stop | Annotated[list[_Stop], Field(max_length=16)] = []
+    stop_token_ids: Annotated[list[Any], Field(max_length=256)] = []
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    return_token_ids: bool = False
+
+    @field_validator("max_tokens")
+    @classmethod
+    def _one_length(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if info.data.get("max_completion_tokens") not in (None, value):
+            raise ValueError("max_completion_tokens differs; give one of them")
+        return value
+
+    @field_validator("stream_options")
+    @classmethod
+    def _known_options(cls, value: StreamOptions, info: ValidationInfo) -> StreamOptions:
+        if not info.data.get("stream"):
+            raise ValueError("only allowed with stream")
+        if any((value.model_extra or {}).values()):
+            raise ValueError(f"only {' and '.join(StreamOptions.model_fields)} are supported")
+        return value
+
+
+def read_fields(body: Mapping[str, Any]) -> Fields:
+    """Raises ApiError 400 that names the field."""
     try:
-        found = float(value)
-    except OverflowError:
-        found = math.inf
-    if not math.isfinite(found):
-        raise bad_request(f"{name} must be finite", name)
-    return found
-
-
-def flag(body: Mapping[str, Any], name: str) -> bool:
-    """true or false; false when absent or null."""
-    value = body.get(name)
-    if value is None:
-        return False
-    if not isinstance(value, bool):
-        raise bad_request(f"{name} must be true or false", name)
-    return value
+        return Fields.model_validate({name: value for name, value in body.items() if value is not None})
+    except ValidationError as error:
+        # The deepest of the first field: of a text or a list of texts it is the one that fits best.
+        found = error.errors(include_url=False, include_context=False)
+        first = max((one for one in found if one["loc"][0] == found[0]["loc"][0]), key=lambda one: len(one["loc"]))
+        known = Fields.model_fields | StreamOptions.model_fields
+        name = next(str(part) for part in reversed(first["loc"]) if part in known)
+        message = first["msg"].removeprefix("Value error, ")
+        raise bad_request(f"{name} is {shown(first['input'])}: {message}", name) from None
 
 
 def token_ids(value: object, name: str, vocab_tokens: int) -> list[int]:
@@ -51,19 +79,6 @@ def token_ids(value: object, name: str, vocab_tokens: int) -> list[int]:
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_tokens:
             raise bad_request(f"{name} must hold token ids within 0..{vocab_tokens - 1}", name)
     return value
-
-
-def stop_strings(body: Mapping[str, Any], limits: Limits) -> tuple[str, ...]:
-    """``stop``: a text or a list of texts, none of them empty."""
-    value = body.get("stop")
-    if value is None:
-        return ()
-    stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list):
-        raise bad_request("stop must be a text or a list of texts", "stop")
-    if len(stops) > limits.stops or any(not 1 <= len(text(stop, "stop")) <= limits.stop_chars for stop in stops):
-        raise bad_request(f"stop: at most {limits.stops} texts of 1..{limits.stop_chars} characters", "stop")
-    return tuple(stops)
 
 
 def text(value: object, name: str) -> str:
@@ -101,12 +116,6 @@ def _message(message: object, name: str) -> Mapping[str, str]:
     return {"role": message["role"], "content": text(content, f"{name}.content")}
 
 
-USED = frozenset(
-    (
-        "model", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "stop", "stop_token_ids",
-        "ignore_eos", "stream", "stream_options", "return_token_ids",
-    )
-)  # fmt: skip
 _PROMPT = {False: "prompt", True: "messages"}
 # About the sender, the bill or the order of service, not about the answer.
 NO_MATTER = frozenset(
@@ -154,7 +163,7 @@ _SPECIAL_TOKENS = "add_special_tokens"
 def check_unsupported(body: Mapping[str, Any], *, chat: bool) -> None:
     """Raises ApiError 400 for an unknown field, and for a value of a known one that the server does not support."""
     for name, value in body.items():
-        if value is None or name in USED or name in NO_MATTER or name == _PROMPT[chat]:
+        if value is None or name in Fields.model_fields or name in NO_MATTER or name == _PROMPT[chat]:
             continue
         neutral = (not chat,) if name == _SPECIAL_TOKENS else _NEUTRAL.get(name, ())
         if any(value == same and isinstance(value, bool) is isinstance(same, bool) for same in neutral):

@@ -65,16 +65,13 @@ def bad_request(message: str, param: str | None = None) -> ApiError:
 class Limits:
     """body_bytes: of one request. body_s: for the whole body to arrive. bodies_bytes: of all requests together that
     arrive or wait to be read, never less than some of the greatest. prompt_tokens: 0 = only the model's length.
-
-    stops: stop strings of one request; stop_chars: length of each. Raises InputError outside the bounds.
+    Raises InputError outside the bounds.
     """
 
     body_bytes: int = 8 * 1024 * 1024
     body_s: float = 30.0
     bodies_bytes: int = 256 * 1024 * 1024
     prompt_tokens: int = 0
-    stops: int = 16
-    stop_chars: int = 1024
 
     def __post_init__(self) -> None:
         if not 1024 <= self.body_bytes <= 1 << 30:

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
@@ -17,16 +17,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from rooftune.engine.interface import Busy, Engine, FinishReason, RejectReason, Stopping, TooLong
-from rooftune.engine.server.limits import (
-    COME_AGAIN_S,
-    TOO_LONG_CODE,
-    ApiError,
-    BodyRoom,
-    Limits,
-    parse_object,
-    read_body,
-)
-from rooftune.engine.server.request import Generation, Served, Tokenizer, read_generation
+from rooftune.engine.server.limits import COME_AGAIN_S, TOO_LONG_CODE, ApiError, BodyRoom, parse_object, read_body
+from rooftune.engine.server.request import Generation, Served, read_generation
 from rooftune.engine.server.stream import Answer, Piece, watch
 from rooftune.engine.server.tuning import SecretFile, require
 from rooftune.policies.errors import InputError
@@ -44,11 +36,9 @@ class Writer:
     """Writes one answer, as a message (chat) or a completion."""
 
     def __init__(self, model_id: str, generation: Generation) -> None:
+        self.fields = generation.fields
         self._chat = generation.chat
         self._prompt_tokens = len(generation.prompt)
-        self._with_tokens = generation.with_tokens
-        self._include_usage = generation.include_usage
-        self._usage_as_it_grows = generation.usage_as_it_grows
         self._written_tokens = 0
         self._first = True
         self._kind = "chat.completion" if self._chat else "text_completion"
@@ -67,8 +57,9 @@ class Writer:
         self._written_tokens += len(piece.token_ids)
         kind = "chat.completion.chunk" if self._chat else self._kind
         chunk = self._head | {"object": kind, "choices": [choice]}
-        if self._include_usage:
-            chunk["usage"] = self._counts(self._written_tokens) if self._usage_as_it_grows else None
+        options = self.fields.stream_options
+        if options.include_usage:
+            chunk["usage"] = self._counts(self._written_tokens) if options.continuous_usage_stats else None
         return sse(chunk)
 
     def usage_chunk(self, answer: Answer) -> bytes:
@@ -90,7 +81,7 @@ class Writer:
     def _choice(self, piece: Piece) -> dict[str, Any]:
         finished = None if piece.finished is None else _REASONS[piece.finished]
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finished}
-        if self._with_tokens:
+        if self.fields.return_token_ids:
             choice["token_ids"] = list(piece.token_ids)
         return choice
 
@@ -116,9 +107,7 @@ class Service:
     they reach the engine; the engine reports those it refuses itself."""
 
     engine: Engine
-    tokenizer: Tokenizer
     served: Served
-    limits: Limits = field(default_factory=Limits)
     api_key: SecretFile | None = None
     on_rejected: Callable[[RejectReason], None] = lambda reason: None
 
@@ -128,7 +117,7 @@ def openai_routes(service: Service) -> list[Route]:
     started = int(time.time())
     # Separate threads, so that the tuning protocol and the draining, on the default ones, never wait for a prompt.
     pool = ThreadPoolExecutor(_PROMPT_THREADS, thread_name_prefix="prompt")
-    room = BodyRoom(service.limits)
+    room = BodyRoom(service.served.limits)
 
     async def models(request: Request) -> Response:
         require(service.api_key, request)
@@ -151,21 +140,23 @@ def openai_routes(service: Service) -> list[Route]:
 def _model(served: Served, started: int) -> dict[str, object]:
     named = {"id": served.model_id, "object": "model", "created": started, "owned_by": "rooftune"}
     # Not OpenAI's: the first name is vLLM's, the second tells a load generator which token ids it may send.
-    return named | {"max_model_len": served.max_model_tokens, "vocab_size": served.vocab_tokens}
+    return named | {"max_model_len": served.max_model_tokens, "vocab_size": served.tokenizer.vocab_tokens}
 
 
 def _generating(
     service: Service, pool: Executor, room: BodyRoom, *, chat: bool
 ) -> Callable[[Request], Awaitable[Response]]:
+    limits = service.served.limits
+
     async def generating(request: Request) -> Response:
         arrived_s = service.engine.now_s()
         require(service.api_key, request)
         with room.share() as take:
-            body = await read_body(request, service.limits.body_bytes, service.limits.body_s, take)
+            body = await read_body(request, limits.body_bytes, limits.body_s, take)
             # Parsing, encoding and hashing a long prompt takes long enough to be felt by every other stream.
             begin = functools.partial(_begin, service, body, chat, arrived_s)
             generation, answer = await asyncio.get_running_loop().run_in_executor(pool, begin)
-        return AnswerResponse(answer, Writer(service.served.model_id, generation), generation)
+        return AnswerResponse(answer, Writer(service.served.model_id, generation))
 
     return generating
 
@@ -173,16 +164,13 @@ def _generating(
 def _begin(service: Service, body: bytes, chat: bool, arrived_s: float) -> tuple[Generation, Answer]:
     """The checked request and its answer, which the engine has begun; refusals of either become ApiErrors."""
     try:
-        fields = parse_object(body)
-        generation = read_generation(
-            fields, chat=chat, served=service.served, tokenizer=service.tokenizer, limits=service.limits
-        )
+        generation = read_generation(parse_object(body), chat=chat, served=service.served)
     except ApiError as error:
         too_long = error.code == TOO_LONG_CODE
         service.on_rejected(RejectReason.TOO_LONG if too_long else RejectReason.INVALID)
         raise
     try:
-        return generation, Answer(service.engine, generation, service.tokenizer, arrived_s)
+        return generation, Answer(service.engine, generation, service.served.tokenizer, arrived_s)
     except Busy as error:
         raise ApiError(429, str(error), code="queue_full", retry_after_s=error.retry_after_s) from None
     except Stopping as error:
@@ -197,17 +185,16 @@ def _begin(service: Service, body: bytes, chat: bool, arrived_s: float) -> tuple
 class AnswerResponse(Response):
     """Writes an answer, streamed or whole, and cancels it as soon as its client leaves."""
 
-    def __init__(self, answer: Answer, writer: Writer, generation: Generation) -> None:
+    def __init__(self, answer: Answer, writer: Writer) -> None:
         super().__init__()
         self._answer = answer
         self._writer = writer
-        self._generation = generation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = self._answer
         watcher = asyncio.create_task(watch(receive, answer))
         try:
-            if self._generation.stream:
+            if self._writer.fields.stream:
                 await self._stream(send)
             else:
                 await self._whole(scope, receive, send)
@@ -246,7 +233,9 @@ class AnswerResponse(Response):
             return b"".join([*map(self._writer.chunk, pieces[:-1]), sse(error)])
         parts = [self._writer.chunk(piece) for piece in pieces]
         if last.finished is not None:
-            parts += [self._writer.usage_chunk(self._answer), DONE] if self._generation.include_usage else [DONE]
+            if self._writer.fields.stream_options.include_usage:
+                parts.append(self._writer.usage_chunk(self._answer))
+            parts.append(DONE)
         return b"".join(parts)
 
 

@@ -169,8 +169,8 @@ class Answer:
             prompt_token_ids=generation.prompt,
             max_tokens=generation.max_tokens,
             sampling=generation.sampling,
-            stop_token_ids=frozenset(generation.stop_token_ids),
-            ignore_eos=generation.ignore_eos,
+            stop_token_ids=generation.stop_token_ids,
+            ignore_eos=generation.fields.ignore_eos,
         )
         self._id = engine.submit(request, self._hear, arrived_s)
 

@@ -157,12 +157,10 @@ def live(
     engine = RunningEngine(runner, options)
     metrics = Metrics(engine)
     engine.observe_with(metrics)
-    facts = runner.facts
+    tokenizer = tokenizer or ByteTokenizer(runner.facts.vocab_tokens)
     service = Service(
         engine=engine,
-        tokenizer=tokenizer or ByteTokenizer(facts.vocab_tokens),
-        served=Served(MODEL, engine.max_request_tokens, facts.vocab_tokens),
-        limits=limits or Limits(),
+        served=Served(MODEL, engine.max_request_tokens, tokenizer, limits or Limits()),
         api_key=SecretFile(api_key) if api_key else None,
         on_rejected=metrics.on_rejected,
     )

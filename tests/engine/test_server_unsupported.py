@@ -8,8 +8,7 @@ import httpx
 import pytest
 
 from rooftune.engine.server import fields as server_unsupported
-from rooftune.engine.server.fields import ROLES
-from rooftune.engine.server.request import STREAM_OPTIONS
+from rooftune.engine.server.fields import ROLES, Fields, StreamOptions
 from tests.engine.server_harness import HTTP, Live, live
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -99,7 +98,7 @@ def test_the_page_names_every_field_that_is_taken() -> None:
     page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
     table = page[page.index("## Fields") : page.index("## Refusals")]
     named = set(re.findall(r"`([a-z_]+)`", table))
-    taken = server_unsupported.USED | server_unsupported.NO_MATTER | {"prompt", "messages"}
+    taken = Fields.model_fields.keys() | server_unsupported.NO_MATTER | {"prompt", "messages"}
     assert taken <= named
-    others = named - taken - set(ROLES) - set(STREAM_OPTIONS)
+    others = named - taken - set(ROLES) - StreamOptions.model_fields.keys()
     assert others == {"null", "text", "token_ids", "cached_tokens"}
