@@ -7,11 +7,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rooftune.policies.errors import bad_value
+
+
+class ErrorPart(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(BaseModel):
+    """The body of a refusal, as OpenAI has it."""
+
+    error: ErrorPart
 
 
 class ApiError(Exception):
@@ -28,7 +42,7 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
 
     def body(self) -> dict[str, Any]:
-        """``{"error": {message, type, param, code}}``."""
+        """An ``Error`` as plain values."""
         kind = _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
@@ -42,17 +56,9 @@ class ApiError(Exception):
 
 
 COME_AGAIN_S = 5  # for refusals without an estimate of the wait
-
-
 TOO_LONG_CODE = "context_length_exceeded"
-
-
 BODIES_FULL_CODE = "bodies_full"
-
-
 _KINDS = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable"}
-
-
 _CLOSING = (408, 413)  # the rest of the body has not been read
 
 

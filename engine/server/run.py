@@ -90,8 +90,9 @@ def _is_left_over(path: Path) -> bool:
     return False
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: they would close the sockets before the engine has drained."""
+class Server(uvicorn.Server):
+    """uvicorn without its signal handlers: they would close the sockets before the engine has drained, and inside vLLM
+    signals are vLLM's."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -125,7 +126,7 @@ async def serve(
     """Serve until a signal comes out of ``signals``."""
     engine.deliver_with(deliver_on(asyncio.get_running_loop()))
     engine.start()
-    servers = [_server(listener.app) for listener in listeners]
+    servers = [make_server(listener.app) for listener in listeners]
     serving = [
         asyncio.create_task(server.serve(sockets=[listener.bound]))
         for server, listener in zip(servers, listeners, strict=True)
@@ -147,8 +148,8 @@ async def serve(
         raise RefusedError(f"stopped with answers unfinished after {drain_s:g} s; give --drain more time")
 
 
-def _server(app: ASGIApp) -> _Server:
-    return _Server(
+def make_server(app: ASGIApp) -> Server:
+    return Server(
         uvicorn.Config(
             app,
             http=ImpatientProtocol,

@@ -12,11 +12,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from rooftune.engine.server.limits import ApiError, read_body
+from rooftune.engine.server.limits import ApiError, Error, read_body
 from rooftune.engine.tuning_source import CHANGES, Change, Read, TuningSource
 from rooftune.policies import wire
 from rooftune.policies.errors import InputError
@@ -29,31 +31,13 @@ MOST_AFTER = 2**53
 _MOST_FILE_BYTES = 65_536
 _BODY_S = 10.0  # for the whole body of a change to arrive
 
-# Parts of the OpenAPI document.
+# Of the OpenAPI document.
 _AFTER = {
     "name": "after",
     "in": "query",
     "required": False,
     "description": "only rows with a number above this; -1: from the oldest kept; then `next` of the latest answer",
     "schema": {"type": "integer", "minimum": -1, "maximum": MOST_AFTER, "default": -1},
-}
-_TEXT_OR_NULL = {"type": ["string", "null"]}
-# The body of an ``ApiError``: this one answer has OpenAI's format, not the protocol's.
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": _TEXT_OR_NULL,
-                "code": _TEXT_OR_NULL,
-            },
-        }
-    },
 }
 
 
@@ -127,11 +111,15 @@ def openapi(*, read_only: bool) -> dict[str, Any]:
             "/tuning/v1/lease": {"delete": _changing("Back to the boot settings now", wire.RevertRequest, False)},
             "/tuning/v1/resume": {"post": _changing("Allow pushes again after a revert", wire.ResumeRequest)},
         }
+    kinds: list[type[BaseModel]] = [*wire.SCHEMAS, Error]
+    _, schemas = models_json_schema(
+        [(kind, "validation") for kind in kinds], ref_template="#/components/schemas/{model}"
+    )
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "Rooftune tuning protocol", "version": str(wire.PROTOCOL_VERSION)},
         "paths": paths,
-        "components": {"schemas": _components()},
+        "components": {"schemas": schemas["$defs"]},
     }
     if not read_only:
         document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
@@ -139,27 +127,7 @@ def openapi(*, read_only: bool) -> dict[str, Any]:
     return document
 
 
-def _components() -> dict[str, Any]:
-    """Schemas of all messages and their parts, by name."""
-    found: dict[str, Any] = {"Error": _ERROR}
-    for name, schema in wire.json_schemas().items():
-        parts = schema.pop("$defs", {})
-        found |= _relocated(parts) | {name: _relocated(schema)}
-    return found
-
-
-def _relocated(value: Any) -> Any:
-    """The schema with its references changed to the document's components."""
-    if isinstance(value, dict):
-        return {key: _relocated(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_relocated(part) for part in value]
-    if isinstance(value, str) and value.startswith("#/$defs/"):
-        return value.replace("#/$defs/", "#/components/schemas/")
-    return value
-
-
-def _content(kind: type[wire.Message]) -> dict[str, Any]:
+def _content(kind: type[BaseModel]) -> dict[str, Any]:
     return {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
 
 
@@ -167,8 +135,8 @@ def _answers(kind: type[wire.Message], refusals: tuple[int, ...]) -> dict[str, A
     answers: dict[str, Any] = {"200": {"description": kind.__name__, "content": _content(kind)}}
     for status in refusals:
         answers[str(status)] = {"description": "nothing was changed", "content": _content(wire.Refusal)}
-    refused = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    answers["401"] = {"description": "no valid bearer token", "content": refused}
+    # In OpenAI's format, not the protocol's.
+    answers["401"] = {"description": "no valid bearer token", "content": _content(Error)}
     return answers
 
 
@@ -209,24 +177,19 @@ def tuning_routes(source: TuningSource, secret: SecretFile | None, token_with: s
 
         return guarded(handler, writes=True)
 
-    async def state(request: Request) -> Response:
-        if request.query_params:
-            return await _malformed(source, f"unknown query parameter {next(iter(request.query_params))!r:.100}")
-        return _json(await source.read("state", -1))
+    def reading(what: Read) -> Handler:
+        async def handler(request: Request) -> Response:
+            return await _read_answer(source, request, what)
 
-    async def steps(request: Request) -> Response:
-        return await _rows(source, request, "steps")
-
-    async def requests(request: Request) -> Response:
-        return await _rows(source, request, "requests")
+        return guarded(handler)
 
     async def page(request: Request) -> Response:
         return JSONResponse(openapi(read_only=secret is None))
 
     return [
-        Route(f"{PREFIX}/state", guarded(state), methods=["GET"]),
-        Route(f"{PREFIX}/steps", guarded(steps), methods=["GET"]),
-        Route(f"{PREFIX}/requests", guarded(requests), methods=["GET"]),
+        Route(f"{PREFIX}/state", reading("state"), methods=["GET"]),
+        Route(f"{PREFIX}/steps", reading("steps"), methods=["GET"]),
+        Route(f"{PREFIX}/requests", reading("requests"), methods=["GET"]),
         Route(f"{PREFIX}/openapi.json", guarded(page), methods=["GET"]),
         Route(f"{PREFIX}/knobs", changing("push"), methods=["PUT"]),
         Route(f"{PREFIX}/lease", changing("revert"), methods=["DELETE"]),
@@ -247,8 +210,10 @@ async def _malformed(source: TuningSource, message: str, status: int = 422) -> R
     return _json(refusal.model_dump_json(), status)
 
 
-async def _rows(source: TuningSource, request: Request, what: Read) -> Response:
+async def _read_answer(source: TuningSource, request: Request, what: Read) -> Response:
     given = request.query_params.multi_items()
+    if what == "state" and given:
+        return await _malformed(source, f"unknown query parameter {given[0][0]!r:.100}")
     text = given[0][1] if given else "-1"
     digits = text.removeprefix("-")
     if len(given) > 1 or any(name != "after" for name, _ in given):

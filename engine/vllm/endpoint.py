@@ -13,13 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from prometheus_client import REGISTRY
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from rooftune.engine.server.limits import ApiError
-from rooftune.engine.server.run import bind_tcp, bind_unix
+from rooftune.engine.server.run import bind_tcp, bind_unix, make_server
 from rooftune.engine.server.tuning import PREFIX, SecretFile, tuning_routes
 from rooftune.engine.tuning_source import Change, Read
 from rooftune.engine.vllm.plugin import METHOD
@@ -140,22 +139,4 @@ class TuningPlugin:
             LOG.info(
                 "rooftune: tuning protocol at %s of %s", PREFIX, path or "http://{}:{}".format(*bound.getsockname())
             )
-            config = uvicorn.Config(
-                app,
-                lifespan="off",
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                ws="none",
-            )
-            server = _Quiet(config)
-            await server.serve(sockets=[bound])
-
-
-class _Quiet(uvicorn.Server):
-    """uvicorn without its signal handlers: signals are vLLM's."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Any:
-        yield
+            await make_server(app).serve(sockets=[bound])
