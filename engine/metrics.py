@@ -3,8 +3,10 @@
 import threading
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from itertools import accumulate, groupby
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -104,6 +106,45 @@ class StepTable:
         row[1][0] += computed_tokens
         row[1][1] += context_tokens
 
+    def families(self) -> Iterator[Metric]:
+        """The durations, the tokens and the context, by bucket of tokens."""
+        durations = HistogramMetricFamily(*STEP, labels=("computed_tokens",))
+        tokens = CounterMetricFamily(*STEP_TOKENS, labels=("computed_tokens",))
+        context = CounterMetricFamily(*STEP_CONTEXT, labels=("computed_tokens",))
+        for label, (histogram, sums) in self.rows.items():
+            durations.add_metric((label,), histogram.buckets(), histogram.total)
+            tokens.add_metric((label,), sums[0])
+            context.add_metric((label,), sums[1])
+        yield from (durations, tokens, context)
+
+
+def histograms(named: Iterable[tuple[tuple[str, str], Histogram]]) -> Iterator[Metric]:
+    """Of (name, text) and what was counted."""
+    for (name, text), histogram in named:
+        yield HistogramMetricFamily(name, text, histogram.buckets(), histogram.total)
+
+
+def gauges(named: Iterable[tuple[str, str, float | None]]) -> Iterator[Metric]:
+    """Of name, text and value; None: not known yet, and left out."""
+    for name, text, value in named:
+        if value is not None:
+            yield GaugeMetricFamily(name, text, float(value))
+
+
+def knob_gauges(
+    configured_tokens: float | None, in_force_tokens: int | None, lease_left_s: float, revision: int, blocked: bool
+) -> Iterator[Metric]:
+    """Where the knobs stand."""
+    return gauges(
+        (
+            ("rooftune_budget_configured_tokens", "Token budget of the setting in force.", configured_tokens),
+            ("rooftune_budget_in_force_tokens", "What the latest step was allowed.", in_force_tokens),
+            ("rooftune_lease_left_seconds", "Until the boot setting is back; 0: no lease.", lease_left_s),
+            ("rooftune_knob_revision", "Grows with every change of the knobs.", revision),
+            ("rooftune_pushes_blocked", "1 after a blocking revert, until a resume.", blocked),
+        )
+    )
+
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Most steps counted in one batch: from the second on the counting code is in cache, which it never is after a forward.
@@ -188,29 +229,11 @@ class Metrics(Collector):
         snapshot = self._engine.snapshot()
         with self._lock:
             self._count_heard()
-            found = [*self._histograms(), *self._step_table(), *self._counters(snapshot), *self._gauges(snapshot)]
-        yield from found
+            found = [*self._histograms(), *self._steps.families(), *self._counters(snapshot)]
+        yield from (*found, *self._gauges(snapshot))
 
     def _histograms(self) -> Iterator[Metric]:
-        for (name, text), histogram in (
-            (TTFT, self._ttft),
-            (QUEUE, self._queue),
-            (GAP, self._gap),
-            (TPOT, self._tpot),
-        ):
-            family = HistogramMetricFamily(name, text)
-            family.add_metric((), histogram.buckets(), histogram.total)
-            yield family
-
-    def _step_table(self) -> Iterator[Metric]:
-        durations = HistogramMetricFamily(*STEP, labels=("computed_tokens",))
-        tokens = CounterMetricFamily(*STEP_TOKENS, labels=("computed_tokens",))
-        context = CounterMetricFamily(*STEP_CONTEXT, labels=("computed_tokens",))
-        for label, (histogram, sums) in self._steps.rows.items():
-            durations.add_metric((label,), histogram.buckets(), histogram.total)
-            tokens.add_metric((label,), sums[0])
-            context.add_metric((label,), sums[1])
-        return iter((durations, tokens, context))
+        return histograms(((TTFT, self._ttft), (QUEUE, self._queue), (GAP, self._gap), (TPOT, self._tpot)))
 
     def _counters(self, snapshot: Snapshot) -> Iterator[Metric]:
         for name, text, value in (
@@ -223,32 +246,27 @@ class Metrics(Collector):
             ("rooftune_cached_prompt_tokens", "Those the prefix cache spared.", self._cached_tokens),
         ):
             yield CounterMetricFamily(name, text, value)
-        ended = CounterMetricFamily("rooftune_requests_ended", "Requests by why they ended.", labels=("reason",))
-        for finish in FinishReason:
-            ended.add_metric((finish.value,), self._ended[finish])
-        rejected = CounterMetricFamily("rooftune_requests_rejected", "Requests not taken, and why.", labels=("reason",))
-        for refusal in RejectReason:
-            rejected.add_metric((refusal.value,), self._rejected[refusal])
-        changes = CounterMetricFamily("rooftune_knob_changes", "What moved the knobs.", labels=("kind",))
-        for kind in ChangeKind:
-            changes.add_metric((kind.value,), self._changes[kind])
-        yield from (ended, rejected, changes)
+        by_label: tuple[tuple[str, str, str, type[StrEnum], Mapping[Any, int]], ...] = (
+            ("rooftune_requests_ended", "Requests by why they ended.", "reason", FinishReason, self._ended),
+            ("rooftune_requests_rejected", "Requests not taken, and why.", "reason", RejectReason, self._rejected),
+            ("rooftune_knob_changes", "What moved the knobs.", "kind", ChangeKind, self._changes),
+        )
+        for name, text, label, kinds, counted in by_label:
+            family = CounterMetricFamily(name, text, labels=(label,))
+            for kind in kinds:
+                family.add_metric((kind.value,), counted[kind])
+            yield family
 
-    def _gauges(self, snapshot: Snapshot) -> Iterator[Metric]:
-        for name, text, value in (
-            ("rooftune_running_requests", "Requests in the running batch.", snapshot.running),
-            ("rooftune_waiting_requests", "Requests taken but not running.", snapshot.waiting),
-            ("rooftune_partial_prefill_requests", "Requests part-way through a prompt.", snapshot.partial_prefills),
-            ("rooftune_kv_used_ratio", "Share of the KV blocks in use, 0..1.", snapshot.kv_used),
+    def _gauges(self, now: Snapshot) -> Iterator[Metric]:
+        yield from gauges(
             (
-                "rooftune_budget_configured_tokens",
-                "Token budget of the setting in force.",
-                snapshot.budget_configured_tokens,
-            ),
-            ("rooftune_budget_in_force_tokens", "What the latest step was allowed.", snapshot.budget_in_force_tokens),
-            ("rooftune_lease_left_seconds", "Until the boot setting is back; 0: no lease.", snapshot.lease_left_s),
-            ("rooftune_knob_revision", "Grows with every change of the knobs.", snapshot.revision),
-            ("rooftune_pushes_blocked", "1 after a blocking revert, until a resume.", snapshot.blocked),
-            ("rooftune_healthy", "0 once the engine has broken.", snapshot.healthy),
-        ):
-            yield GaugeMetricFamily(name, text, float(value))
+                ("rooftune_running_requests", "Requests in the running batch.", now.running),
+                ("rooftune_waiting_requests", "Requests taken but not running.", now.waiting),
+                ("rooftune_partial_prefill_requests", "Requests part-way through a prompt.", now.partial_prefills),
+                ("rooftune_kv_used_ratio", "Share of the KV blocks in use, 0..1.", now.kv_used),
+                ("rooftune_healthy", "0 once the engine has broken.", now.healthy),
+            )
+        )
+        yield from knob_gauges(
+            now.budget_configured_tokens, now.budget_in_force_tokens, now.lease_left_s, now.revision, now.blocked
+        )

@@ -3,15 +3,13 @@
 import argparse
 from pathlib import Path
 
-from rooftune.engine.options import EngineOptions
+from rooftune.engine.options import GAP_TARGETS_S, EngineOptions
 from rooftune.engine.server.limits import Limits
 from rooftune.engine.server.tuning import SecretFile
 from rooftune.policies.errors import InputError, bad_value
 from rooftune.policies.request import Setting
 
 LOOPBACK = "127.0.0.1"
-# Request records count the gaps above each of these: common targets for the gap between tokens.
-GAP_BOUNDS_S = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +82,7 @@ def options(arguments: argparse.Namespace, version: str) -> EngineOptions:
         max_queue=arguments.max_queue,
         max_model_tokens=arguments.max_model_tokens,
         prefix_caching=not arguments.no_prefix_caching,
-        gap_bounds_s=GAP_BOUNDS_S,
+        gap_bounds_s=GAP_TARGETS_S,
         engine_version=version,
     )
 

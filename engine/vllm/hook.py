@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from rooftune.engine.options import GAP_TARGETS_S
 from rooftune.engine.protocol import About
 from rooftune.engine.vllm.arrange import Arranger
 from rooftune.engine.vllm.desk import RowDesk
@@ -22,9 +23,6 @@ from rooftune.policies.request import FIXED_BUDGET, Boot
 LOG = logging.getLogger("vllm.rooftune")  # below vLLM's own, so that it stands in the server's log
 
 WRAPPED = ("schedule", "update_from_output", "get_grammar_bitmask", "add_request", "_free_request")
-
-# Request records count the gaps above each of these: common targets for the gap between tokens.
-GAP_BOUNDS_S = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
 
 
 class Hook:
@@ -43,14 +41,14 @@ class Hook:
         self.pool, used = pool_of(scheduler.kv_cache_manager)
         self.stirred = self._moved = False  # nothing was pushed yet, and until then vLLM is left exactly as it is
         self.desk = RowDesk(
-            about, found.envelope, self.knobs.boot, now_s, gap_bounds_s=GAP_BOUNDS_S, used=used, stirred=self._stir
+            about, found.envelope, self.knobs.boot, now_s, gap_bounds_s=GAP_TARGETS_S, used=used, stirred=self._stir
         )
         for note in found.notes:
             self.desk.note(note)
             LOG.warning("rooftune: %s", note)
         self.length = length_of(scheduler.waiting)
         order = WaitingOrder()
-        self.recorder = Recorder(scheduler, self.desk, GAP_BOUNDS_S, order.changed)
+        self.recorder = Recorder(scheduler, self.desk, GAP_TARGETS_S, order.changed)
         self.note = self.recorder.notes.append
         self.booking = False  # requests that end now got their last token just now
         self.arranger = Arranger(scheduler, self.knobs, self.recorder, order)

@@ -9,22 +9,21 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from rooftune.engine.metrics import (
     COMPUTED_TOKEN_BOUNDS,
     GAP_BOUNDS_S,
     QUEUE,
-    STEP,
     STEP_BOUNDS_S,
-    STEP_CONTEXT,
-    STEP_TOKENS,
     TPOT,
     TTFT,
     WAIT_BOUNDS_S,
     Histogram,
     StepTable,
+    histograms,
+    knob_gauges,
 )
 from rooftune.engine.server.limits import ApiError
 from rooftune.engine.tuning_source import Read
@@ -100,39 +99,21 @@ class Series(Collector):
     def collect(self) -> Iterator[Metric]:
         """All series at one moment; none before the engine answered for the first time."""
         with self._lock:
-            found = [*self._histograms(), *self._steps(), *self._gauges(self._state)] if self._state else []
+            state = self._state
+            if state is None:
+                return
+            found = [
+                *histograms(((TTFT, self._ttft), (QUEUE, self._queue), (TPOT, self._tpot))),
+                *self._table.families(),
+                CounterMetricFamily(
+                    "rooftune_steps_lost", "Steps overwritten before they were counted here.", self._lost
+                ),
+                *knob_gauges(
+                    next((knob.value for knob in state.knobs if knob.name == "step_tokens"), None),
+                    self._budget_tokens,
+                    state.lease.left_s if state.lease else 0.0,
+                    state.revision,
+                    state.blocked,
+                ),
+            ]
         yield from found
-
-    def _histograms(self) -> Iterator[Metric]:
-        for (name, text), histogram in ((TTFT, self._ttft), (QUEUE, self._queue), (TPOT, self._tpot)):
-            family = HistogramMetricFamily(name, text)
-            family.add_metric((), histogram.buckets(), histogram.total)
-            yield family
-
-    def _steps(self) -> Iterator[Metric]:
-        durations = HistogramMetricFamily(*STEP, labels=("computed_tokens",))
-        tokens = CounterMetricFamily(*STEP_TOKENS, labels=("computed_tokens",))
-        context = CounterMetricFamily(*STEP_CONTEXT, labels=("computed_tokens",))
-        for label, (histogram, sums) in self._table.rows.items():
-            durations.add_metric((label,), histogram.buckets(), histogram.total)
-            tokens.add_metric((label,), sums[0])
-            context.add_metric((label,), sums[1])
-        yield from (durations, tokens, context)
-        yield CounterMetricFamily("rooftune_steps_lost", "Steps overwritten before they were counted here.", self._lost)
-
-    def _gauges(self, state: wire.State | None) -> Iterator[Metric]:
-        assert state is not None
-        configured = next((knob.value for knob in state.knobs if knob.name == "step_tokens"), None)
-        for name, text, value in (
-            ("rooftune_budget_configured_tokens", "Token budget of the setting in force.", configured),
-            ("rooftune_budget_in_force_tokens", "What the latest step was allowed.", self._budget_tokens),
-            (
-                "rooftune_lease_left_seconds",
-                "Until the boot setting is back; 0: no lease.",
-                state.lease.left_s if state.lease else 0.0,
-            ),
-            ("rooftune_knob_revision", "Grows with every change of the knobs.", state.revision),
-            ("rooftune_pushes_blocked", "1 after a blocking revert, until a resume.", state.blocked),
-        ):
-            if value is not None:
-                yield GaugeMetricFamily(name, text, float(value))
