@@ -1,7 +1,7 @@
-"""The families of settings that the bench ``policies`` holds against each other, and the best of each on one traffic.
+"""The families of settings that the bench ``policies`` compares, and the best of each on one traffic.
 
-Every family is tuned by itself: same twin, same traffic, same sampler, the best of the plainer families as a start.
-Tuned for the share of good requests alone, so that every family wants the same.
+Each family is tuned by itself: same twin, traffic and sampler, started from the best of the plainer families.
+The share of good requests is the only objective, so every family wants the same.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ def order_family(policy: int, aging_s: int) -> str:
 
 @dataclass(frozen=True)
 class Family:
-    """name; which knobs are tuned, within bounds; what the base has beside them; how many trials."""
+    """name; the knobs to tune, within bounds; what the base fixes beside them; the number of trials."""
 
     name: str
     knobs: frozenset[str]
@@ -56,7 +56,7 @@ class Family:
 
 
 def families(trials: int) -> list[Family]:
-    """All but the budget alone, the plain ones first; ``trials`` for each, 3 times as many for the joint search."""
+    """All but the budget alone, plain ones first; ``trials`` for each, three times that for the joint search."""
     budget_policy = STOCK_VLLM | {"budget_policy"}
     plain = [
         Family(CHUNK_CAP, STOCK_VLLM, trials=trials),
@@ -76,7 +76,7 @@ def families(trials: int) -> list[Family]:
 
 @dataclass(frozen=True)
 class Waits:
-    """TTFT of a group of requests in seconds, +inf where there was none, and how many there are."""
+    """TTFT of a group of requests in seconds (+inf where there was none), and the size of the group."""
 
     requests: int
     p50_s: float
@@ -93,7 +93,7 @@ class Row:
     family: str
     setting: Setting
     good_share: float
-    everybody: Waits
+    every: Waits
     short: Waits
     long: Waits
     longest_wait_s: float
@@ -138,7 +138,7 @@ def _better(evaluation: Evaluation) -> tuple[float, float]:
 
 
 def _swept(track: Track) -> list[Evaluation]:
-    """Every budget without anything else, best first."""
+    """Every budget alone, best first."""
     return sorted(
         track.whole.run([(DEFAULT._replace(step_tokens=budget), Role.SWEEP) for budget in BUDGETS]), key=_better
     )
@@ -176,7 +176,7 @@ def _row(name: str, best: dict[str, Evaluation], runs: dict[str, RunResult], lon
         family=name,
         setting=mine.setting,
         good_share=mine.attainment,
-        everybody=_waits(waits),
+        every=_waits(waits),
         short=_waits(waits[~is_long]),
         long=_waits(waits[is_long]),
         longest_wait_s=longest_wait_s(outcomes),
