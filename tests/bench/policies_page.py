@@ -49,8 +49,9 @@ def _summary(found: Sequence[Case]) -> str:
         "## In short",
         "",
         f"On the three synthetic mixes the best order policy serves {over_budget - 1:+.0%} good requests over the best"
-        f" budget alone and {over_cap - 1:+.0%} over the best budget with a chunk cap (mean of the three; the published gain of"
-        f" adaptive budgets over the best static setting is {PUBLISHED_GAIN - 1:+.0%}, on other traffic and hardware)."
+        f" budget alone and {over_cap - 1:+.0%} over the best budget with a chunk cap (mean of the three; the published"
+        f" gain of adaptive budgets over the best static setting is {PUBLISHED_GAIN - 1:+.0%}, on other traffic and"
+        " hardware)."
         f" Of the {won.baseline:.0f} pairs of an order family and a traffic below, {won.value:.0f} won against the"
         f" budget alone and {lost.value:.0f} lost.",
         "",
