@@ -16,7 +16,7 @@ def test_every_case_of_the_controller_has_one_row() -> None:
         assert "::" in text or "*open*" in text or "cannot" in text, f"case {number} says nothing"
 
 
-def test_every_test_that_the_page_names_is_there() -> None:
+def test_every_test_that_the_page_names_exists() -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)
     assert len(named) >= 15
     for file, test in named:

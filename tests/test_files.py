@@ -57,7 +57,7 @@ def test_a_reader_that_has_the_old_file_open_keeps_it(name: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_what_is_no_file_is_refused_and_stays(name: str, tmp_path: Path) -> None:
+def test_a_target_that_is_not_a_file_is_refused_and_kept(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(InputError, match="not a regular file"):
         WRITERS[name](tmp_path / name)
@@ -66,7 +66,7 @@ def test_what_is_no_file_is_refused_and_stays(name: str, tmp_path: Path) -> None
     assert (tmp_path / name).is_fifo()
 
 
-def test_what_another_process_of_the_same_number_left_behind_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_a_leftover_of_a_process_with_the_same_pid_does_no_harm(tmp_path: Path) -> None:
     (tmp_path / f".x.{os.getpid()}.tmp").write_text("left by a crash")
     write_whole(tmp_path / "x", b"new")
     assert (tmp_path / "x").read_bytes() == b"new"
@@ -75,7 +75,7 @@ def test_what_another_process_of_the_same_number_left_behind_is_in_nobodys_way(t
     assert long.read_bytes() == b"new"
 
 
-def test_a_new_file_has_the_rights_that_the_user_gives_new_files(tmp_path: Path) -> None:
+def test_a_new_file_follows_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         write_whole(tmp_path / "x", b"new")
@@ -84,7 +84,7 @@ def test_a_new_file_has_the_rights_that_the_user_gives_new_files(tmp_path: Path)
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o640
 
 
-def test_a_home_folder_that_nobody_has_is_one_line() -> None:
+def test_an_unknown_home_folder_is_one_line() -> None:
     assert at_home("~/x") == Path.home() / "x" and at_home("y/~") == Path("y/~")
     with pytest.raises(InputError, match="write the whole path") as error:
         at_home("~surely-nobody/x")

@@ -26,7 +26,7 @@ def steps_of(model: StepModel) -> StepSamples:
     )
 
 
-def test_a_known_model_is_found_again() -> None:
+def test_a_known_model_is_recovered() -> None:
     found = fit_few(steps_of(TRUTH))
     assert found == pytest.approx(TRUTH, rel=1e-4)
     assert decode_ratio(found) == pytest.approx(5.0, rel=1e-4)

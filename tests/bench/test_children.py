@@ -42,7 +42,7 @@ def gone(pid: int) -> bool:
     return not alive(pid)
 
 
-def test_a_child_talks_by_line_and_ends_with_the_block(tmp_path: Path) -> None:
+def test_a_child_communicates_by_line_and_ends_with_the_block(tmp_path: Path) -> None:
     with Children(tmp_path) as children:
         talker = children.talk("polite", ["-c", POLITE])
         talker.hear("ready", 30.0)
@@ -53,7 +53,7 @@ def test_a_child_talks_by_line_and_ends_with_the_block(tmp_path: Path) -> None:
     assert gone(pid)
 
 
-def test_one_that_says_something_else_or_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_an_unexpected_line_or_exit_is_reported_with_the_last_output(tmp_path: Path) -> None:
     with Children(tmp_path) as children:
         talker = children.talk("broken", ["-c", "import sys; print('no', flush=True); sys.exit('out of luck')"])
         with pytest.raises(UnreachableError, match=r"broken said 'no' instead of 'ready'"):
@@ -62,7 +62,7 @@ def test_one_that_says_something_else_or_ends_is_told_with_its_last_words(tmp_pa
             talker.hear("ready", 30.0)
 
 
-def test_who_does_not_end_politely_ends_with_whatever_it_started(tmp_path: Path) -> None:
+def test_a_child_that_ignores_sigterm_is_killed_with_its_descendants(tmp_path: Path) -> None:
     with Children(tmp_path) as children:
         talker = children.talk("stubborn", ["-c", STUBBORN])
         out = talker.child.process.stdout
@@ -88,7 +88,7 @@ def test_an_error_ends_the_children_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_engine_that_does_not_come_up_is_one_line(tmp_path: Path) -> None:
+def test_an_engine_that_does_not_start_is_one_line(tmp_path: Path) -> None:
     with Children(tmp_path) as children, pytest.raises(UnreachableError, match="fake:nothing"):
         serve(children, ["--model", "fake:nothing"])
 

@@ -49,7 +49,7 @@ def rows(requests: Listed, start_s: float, **columns: Any) -> RequestRows:
     return made.select(np.random.default_rng(3).permutation(n))
 
 
-def test_the_list_has_the_rate_it_was_asked_for_and_every_eighth_is_long() -> None:
+def test_the_list_has_the_requested_rate_and_every_eighth_is_long() -> None:
     made = listed(SIZES, 7.0, 10.0, seed=1)
     assert len(made) == 70 and made.arrival_s[0] == 0.0
     assert (len(made) - 1) / made.arrival_s[-1] == pytest.approx(7.0, rel=0.05)
@@ -66,7 +66,7 @@ def test_a_round_is_put_in_the_order_of_the_list() -> None:
     assert not found.good(1.05, 0.01).any()
 
 
-def test_a_request_that_did_not_finish_is_not_good_and_one_that_is_missing_stops_the_bench() -> None:
+def test_an_unfinished_request_is_not_good_and_a_missing_one_stops_the_bench() -> None:
     made = listed(SIZES, 7.0, 3.0, seed=1)
     unfinished = np.arange(len(made)) / 10.0
     unfinished[4] = np.nan

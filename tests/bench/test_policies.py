@@ -39,7 +39,7 @@ def drawn(name: str, count: int = 60) -> list[Setting]:
         (JOINT, {FIXED_BUDGET, PRESSURE, STEP_TIME_TARGET}, {FCFS, SHORTEST_FIRST, DEADLINE}),
     ],
 )
-def test_a_family_holds_what_it_is_named_after_and_nothing_else(name: str, kinds: set[int], orders: set[int]) -> None:
+def test_a_family_tunes_exactly_the_knobs_of_its_name(name: str, kinds: set[int], orders: set[int]) -> None:
     settings = drawn(name)
     assert {s.budget_policy for s in settings} == kinds and {s.order_policy for s in settings} == orders
     assert any(s.max_partial_prefills for s in settings) == (name in (PARTIAL, JOINT))
@@ -49,7 +49,7 @@ def test_a_family_holds_what_it_is_named_after_and_nothing_else(name: str, kinds
         assert {f"aging {s.aging_s:g} s" for s in settings} == {name.partition(", ")[2]}
 
 
-def test_the_day_has_every_hour_and_its_wave() -> None:
+def test_the_day_has_every_hour_and_a_peak() -> None:
     traffic = day()
     hour = np.floor(traffic.arrival_s / 50_000.0).astype(int)
     counts = np.bincount(hour, minlength=24)

@@ -31,13 +31,13 @@ def test_every_quantile_is_within_five_percent(shared_data: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_pool_that_forgets_contents_is_far_off(shared_data: Path, cost: StepCost) -> None:
+def test_a_pool_that_forgets_blocks_is_far_off(shared_data: Path, cost: StepCost) -> None:
     run = read_run()
     forgetful = replace(run, engine=replace(run.engine, boot=run.engine.boot._replace(contents=0)))
     assert rtx4090.worst(rtx4090.quantile_errors(run, rtx4090.replay(forgetful, cost))) > 0.06
 
 
-def test_stamps_after_the_arrival_are_not_looked_at(tmp_path: Path, shared_data: Path, cost: StepCost) -> None:
+def test_timestamps_after_the_arrival_are_ignored(tmp_path: Path, shared_data: Path, cost: StepCost) -> None:
     for name in ("requests.jsonl", "meta.json"):
         (tmp_path / name).write_text((FOLDER / name).read_text())
     run = read_run(tmp_path)

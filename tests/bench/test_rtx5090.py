@@ -34,7 +34,7 @@ def test_busiest_second_by_hand() -> None:
     assert busiest_second([]) == 0
 
 
-def test_every_run_holds_the_traffic_its_seed_makes(shared_data: Path, tmp_path: Path) -> None:
+def test_every_run_matches_the_traffic_of_its_seed(shared_data: Path, tmp_path: Path) -> None:
     runs = read_runs()
     assert len(runs) == 610 and {run.seed for run in runs} == set(range(5))
     assert {run.load.model for run in runs} == {"qwen2.5-0.5b", "qwen2.5-3b", "smollm3-3b"}
@@ -63,7 +63,7 @@ def test_a_decode_beside_a_chunk_costs_its_own_price() -> None:
     assert priced(512, 4, 100000.0) == pytest.approx(priced(512, 1, 25000.0) + 3 * kv_s)
 
 
-def test_a_known_engine_is_found_again_well_enough_to_predict() -> None:
+def test_a_known_engine_is_recovered_well_enough_to_predict() -> None:
     truth = Coefficients(0.006, 0.002, 1.3e-9, 2e-7, 5e-7, 3.2e-5, 0.02)
     runs = [Served(LOAD, b, seed, tuple(replay(truth, LOAD, b, seed))) for b in FITTED_BUDGETS for seed in (0, 1, 2)]
     found = fit(runs)
@@ -116,7 +116,7 @@ def test_cells_keep_loads_budgets_and_seeds_apart() -> None:
     assert cells[0].budgets == [512]
 
 
-def test_fitted_is_only_the_quietest_load(shared_data: Path) -> None:
+def test_only_the_quietest_load_is_fitted(shared_data: Path) -> None:
     runs = read_runs()
     for model, count in (("qwen2.5-0.5b", 10), ("qwen2.5-3b", 15), ("smollm3-3b", 10)):
         load = quietest(runs, model)

@@ -21,13 +21,13 @@ def test_the_job_is_a_whole_search_with_noise_and_draws() -> None:
     assert 0.0 < wall_s and 0.0 <= cpu_s <= 2.0 * wall_s + 0.05
 
 
-def test_a_recommendation_that_fails_is_no_time() -> None:
+def test_a_failed_recommendation_is_not_timed() -> None:
     words = ["--traffic", "no-such-file.csv", "--step-model", "8b-2tbs", "--ttft-p99", "2s"]
     with pytest.raises(UnreachableError, match=r"ended with 2.*no-such-file"):
         command_times(words, dict(os.environ))
 
 
-def test_the_short_form_is_of_made_traffic_under_its_own_name() -> None:
+def test_the_short_form_uses_synthetic_traffic_under_its_own_name() -> None:
     figures = {figure.name: figure for figure in bench(short=True)}
     assert list(figures) == [
         "made_recommend_warm_s", "made_recommend_warm_cpu_s", "research_s", "research_cpu_s", "research_steps",

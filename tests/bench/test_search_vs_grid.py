@@ -9,7 +9,7 @@ from rooftune.tuner.search.evaluation import Role
 
 
 @pytest.mark.slow
-def test_the_best_of_the_grid_is_the_same_with_every_point_replayed_to_its_end() -> None:
+def test_the_best_of_the_grid_is_the_same_without_early_stops() -> None:
     traffic = mix(GIANTS, 60.0)
     cells = [(budget, cap) for budget in SHORT_BUDGETS for cap in SHORT_CAPS if cap < budget]
     settings = [DEFAULT._replace(step_tokens=budget, chunk_cap_tokens=cap) for budget, cap in cells]

@@ -48,12 +48,12 @@ def test_a_place_becomes_its_figure(place: str, shown: str) -> None:
         ("one-bench:wrong:basepct", "has no baseline"),
     ],
 )
-def test_what_no_bench_printed_ends_the_run(place: str, said: str) -> None:
+def test_a_figure_that_no_bench_prints_ends_the_run(place: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
         page(FIGURES, f"[[{place}]]")
 
 
-def test_what_is_out_of_bounds_is_listed_beside_what_was_measured() -> None:
+def test_figures_out_of_bounds_are_listed_beside_the_measured_ones() -> None:
     listed = page(FIGURES, "[[one-bench:out-of-bounds]]").splitlines()[2:]
     assert listed == ["| a_64_ttft_p50 | 397 ms | 211 ms |", "| a_64_good_s2 | 60.7 points | 78.4 points |"]
 
@@ -74,7 +74,7 @@ def test_figures_come_from_files_as_the_benches_print_them(tmp_path: Path, capsy
         read_figures(tmp_path)
 
 
-def test_the_committed_page_has_the_words_of_today() -> None:
+def test_the_committed_page_matches_the_template() -> None:
     """After a change of the words, run the benches again: python -m tests.bench.truth docs/truth.md"""
     words = re.split(r"\[\[[^\]]+\]\]", PAGE.read_text())
     committed = DOCS.read_text()

@@ -22,7 +22,7 @@ print(errors.__file__)
 """
 
 
-def test_without_the_environment_it_says_so_and_how_to_get_it(tmp_path: Path) -> None:
+def test_without_the_environment_the_message_says_how_to_get_it(tmp_path: Path) -> None:
     with pytest.raises(MissingDataError, match="make vllm-env"):
         vllm_python({}, tmp_path)
     python = tmp_path / "bin" / "python"
@@ -31,7 +31,7 @@ def test_without_the_environment_it_says_so_and_how_to_get_it(tmp_path: Path) ->
     assert vllm_python({"ROOFTUNE_VLLM_ENV": str(tmp_path)}, tmp_path / "other") == python
 
 
-def test_another_interpreter_finds_the_hook_and_only_what_is_ours(tmp_path: Path) -> None:
+def test_another_interpreter_finds_the_hook_and_only_our_packages(tmp_path: Path) -> None:
     links = visible(tmp_path / "links")
     assert sorted(path.name.partition("-")[0] for path in links.iterdir()) == ["rooftune", "rooftune"]
     assert sorted(path.name for path in (links / "rooftune").iterdir()) == ["engine", "policies", "tuner"]
@@ -54,7 +54,7 @@ def test_another_interpreter_finds_the_hook_and_only_what_is_ours(tmp_path: Path
         ("Features : asimd bf16\n", "float32"),
     ],
 )
-def test_a_cpu_computes_in_what_it_is_fast_in(tmp_path: Path, cpuinfo: str, dtype: str) -> None:
+def test_a_cpu_uses_its_fastest_dtype(tmp_path: Path, cpuinfo: str, dtype: str) -> None:
     file = tmp_path / "cpuinfo"
     file.write_text(cpuinfo)
     assert cpu_dtype(file) == dtype

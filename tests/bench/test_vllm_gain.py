@@ -52,7 +52,7 @@ def pushed(count: int) -> tuple[CycleRecord, ...]:
     return tuple(push(number) for number in range(1, count + 1))
 
 
-def test_the_sweep_has_no_cell_twice() -> None:
+def test_the_sweep_has_no_duplicate_cell() -> None:
     found = cells(FULL)
     names = [(one.step_tokens, one.chunk_cap_tokens) for one in found]
     assert len(set(names)) == len(names) == 13 and (2048, 256) in names and (64, 0) in names
@@ -60,7 +60,7 @@ def test_the_sweep_has_no_cell_twice() -> None:
     assert DEFAULT in found and all(one.max_running <= one.step_tokens for one in found)
 
 
-def test_targets_are_what_seven_in_ten_keep_at_the_default() -> None:
+def test_targets_are_met_by_seven_in_ten_at_the_default() -> None:
     ttft_s, gap_s = np.arange(1, 11) / 10.0, np.arange(10, 0, -1) / 100.0
     rounds = [Round(np.zeros(10), np.ones(10), ttft_s, gap_s)] * 2
     assert targets(rounds) == (0.7, 0.07)
@@ -68,7 +68,7 @@ def test_targets_are_what_seven_in_ten_keep_at_the_default() -> None:
 
 
 @pytest.mark.parametrize("size", [SHORT, FULL])
-def test_the_controllers_file_is_one_that_it_takes(size: Size, tmp_path: Path) -> None:
+def test_the_controllers_configuration_is_valid(size: Size, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("0123456789abcdef")
     file = tmp_path / "rooftune.yaml"
     file.write_text(yaml.safe_dump(config_of("http://127.0.0.1:8000", size, 0.123, 0.045)))

@@ -20,18 +20,18 @@ def proc(folder: Path, everybody: int, ticks: dict[int, tuple[int, int]]) -> Pat
     return folder
 
 
-def test_children_and_theirs_are_ours_and_nobody_else(tmp_path: Path) -> None:
+def test_only_children_and_their_descendants_are_ours(tmp_path: Path) -> None:
     found = busy(proc(tmp_path / "proc", 1000, {1: (0, 300), 7: (1, 50), 8: (7, 40), 9: (8, 30), 12: (1, 500)}), 7)
     assert found is not None
     tick_s = found.all_s / 1000
     assert found.ours_s == pytest.approx((51 + 41 + 31) * tick_s)
 
 
-def test_others_are_what_is_left() -> None:
+def test_other_processes_are_the_remainder() -> None:
     assert others_cpus(Busy(10.0, 100.0, 50.0), Busy(20.0, 118.0, 60.0)) == pytest.approx(0.8)
     assert others_cpus(Busy(10.0, 100.0, 50.0), Busy(20.0, 108.0, 60.0)) == 0.0, "counted in ticks, never below 0"
     assert others_cpus(None, Busy(20.0, 118.0, 60.0)) is None
 
 
-def test_without_a_proc_nothing_is_told(tmp_path: Path) -> None:
+def test_without_proc_the_load_is_unknown(tmp_path: Path) -> None:
     assert busy(tmp_path / "none") is None

@@ -128,7 +128,7 @@ def test_rows_that_do_not_add_up_are_refused(told: tuple[StepRows, RequestRows])
         outcomes(steps, replace(requests, ended=ended))
 
 
-def test_a_step_follows_when_a_request_of_the_one_before_goes_on(told: tuple[StepRows, RequestRows]) -> None:
+def test_a_step_follows_if_a_request_of_the_previous_one_continues(told: tuple[StepRows, RequestRows]) -> None:
     steps, requests = told
     idle = steps.start_s[1:] > steps.end_s[:-1] + 1e-9
     assert idle.any() and not idle.all()
@@ -140,7 +140,7 @@ def test_a_step_follows_when_a_request_of_the_one_before_goes_on(told: tuple[Ste
     assert (of_steps.end_s[:-1] <= of_steps.start_s[1:]).all() and len(of_requests.arrival_s) == len(requests)
 
 
-def test_one_budget_teaches_the_others(traffic: Traffic, told: tuple[StepRows, RequestRows]) -> None:
+def test_one_budget_predicts_the_others(traffic: Traffic, told: tuple[StepRows, RequestRows]) -> None:
     """Without scatter and without anything outside the step a prediction is all but exact."""
     twin = learn(*told, seeds=2)
     assert twin.outside.before_s < 1e-6 and twin.outside.host_s < 1e-6
@@ -154,7 +154,7 @@ def test_one_budget_teaches_the_others(traffic: Traffic, told: tuple[StepRows, R
         assert min(row.error for row in slower) > 0.1, "a slower machine is another prediction"
 
 
-def test_repeats_are_their_mean_and_their_spread() -> None:
+def test_repeats_give_their_mean_and_spread() -> None:
     measured = [dict.fromkeys(FIGURES, value) for value in (0.8, 1.2)]
     rows = list(judged("b128", [dict.fromkeys(FIGURES, 1.55)], measured))
     assert all(row.measured == pytest.approx(1.0) and row.spread == pytest.approx(0.4) for row in rows)
@@ -162,7 +162,7 @@ def test_repeats_are_their_mean_and_their_spread() -> None:
     assert all(row.out_of_bounds for row in judged("b128", [dict.fromkeys(FIGURES, 1.65)], measured))
 
 
-def test_the_twins_engine_is_what_the_hook_tells() -> None:
+def test_the_twins_engine_matches_the_hooks_state() -> None:
     engine = engine_of(state())
     assert engine.boot.ceiling_tokens == 512 and engine.boot.block_tokens == 16 and engine.boot.keep_decodes_moving == 1
     assert engine.kv_blocks == 100 and engine.sequence_ceiling == 8
@@ -171,7 +171,7 @@ def test_the_twins_engine_is_what_the_hook_tells() -> None:
 
 
 @pytest.mark.parametrize("size", [SHORT, FULL])
-def test_what_is_predicted_was_not_fitted_on(size: Size) -> None:
+def test_predicted_runs_are_not_fitted(size: Size) -> None:
     names: Sequence[str] = [name_of(setting) for setting in size.others]
     assert "b512" not in names and len(set(names)) == len(names)
     if size is FULL:
@@ -215,7 +215,7 @@ def recorded(folder: Path, run: str) -> tuple[StepRows, RequestRows]:
 
 
 @pytest.mark.slow
-def test_a_recorded_real_run_teaches_the_others(shared_data: Path) -> None:
+def test_a_recorded_real_run_predicts_the_others(shared_data: Path) -> None:
     """The mixed list under budget 512, the same settings as the bench and 4,096: every figure within its bounds."""
     folder = shared_data / "vllm-cpu-sweep"
     fitted = recorded(folder, "b_512_t0_r1")

@@ -60,7 +60,7 @@ def test_only_differences_beyond_the_noise_are_ranked() -> None:
     assert ranking(rows, ["good_s2"]) == (1, 2)
 
 
-def test_what_is_read_is_what_the_sweep_says_of_itself(shared_data: Path) -> None:
+def test_parsed_runs_match_the_sweeps_own_summary(shared_data: Path) -> None:
     """The sweep's own summary of its fitted run: percentiles in ms, good shares in per cent."""
     found = cases()
     assert len(found) == 12 and sum(len(runs) for runs in found.values()) == 16
@@ -78,7 +78,7 @@ def test_constants_outside_the_step_of_a_real_engine(shared_data: Path) -> None:
     assert outside.after_first_s is not None and 0.001 < outside.after_first_s < 0.004
 
 
-def test_the_judge_tells_runs_that_may_be_acted_on_from_one_that_may_not(shared_data: Path) -> None:
+def test_the_judge_separates_good_runs_from_bad_ones(shared_data: Path) -> None:
     """Another run of the fitted setting is good; a run 8 % faster than the prices say, 97 % busy, is not."""
     twin = learn(FITTED_RUN, 2)
     same, faster = Case("b", 512, 0), Case("a", 64, 0)

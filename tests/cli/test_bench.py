@@ -89,7 +89,7 @@ def test_list_prints_names_and_runs_nothing(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.usefixtures("two_benches")
-def test_unknown_name_ends_it_before_the_first_starts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_name_is_refused_before_the_first_bench(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "quick", "nonsense", "--json"]) == InputError.exit_code
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -102,7 +102,7 @@ def test_bench_without_a_number_fails(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out == ""
 
 
-def test_a_bench_without_its_data_is_passed_over_aloud_unless_it_was_asked_for(
+def test_a_bench_without_its_data_is_skipped_with_a_message_unless_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     points = {name: EntryPoint(name, f"{__name__}:{name}", BENCH_GROUP) for name in ("far", "quick")}
@@ -114,7 +114,7 @@ def test_a_bench_without_its_data_is_passed_over_aloud_unless_it_was_asked_for(
     assert main(["bench", "far"]) == 2
 
 
-def test_a_bench_without_its_extra_is_passed_over_aloud_unless_it_was_asked_for(
+def test_a_bench_without_its_extra_is_skipped_with_a_message_unless_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     points = {"quick": EntryPoint("quick", f"{__name__}:quick", BENCH_GROUP)}

@@ -20,7 +20,9 @@ def _words(traffic: Path, *more: object) -> tuple[object, ...]:
     return ("capacity", "--traffic", traffic, "--step-model", "8b-2tbs", *more)
 
 
-def test_says_rate_what_breaks_what_is_full_and_what_next(mix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_the_rate_the_broken_target_the_bottleneck_and_the_remedy(
+    mix: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert rooftune(*_words(mix, *TARGETS, "--step-tokens", "768", "--quiet")) == 0
     said = capsys.readouterr()
     assert said.err == ""
@@ -31,7 +33,9 @@ def test_says_rate_what_breaks_what_is_full_and_what_next(mix: Path, capsys: pyt
     assert all(len(line) <= 101 for line in said.out.splitlines())
 
 
-def test_json_is_one_record_and_a_faster_file_carries_as_much(mix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_one_record_and_capacity_does_not_depend_on_the_files_rate(
+    mix: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rates = []
     for scale in ("1", "2"):
         words = _words(mix, *TARGETS, "--step-tokens", "768", "--json", "--quiet", "--rate-scale", scale)
@@ -54,7 +58,7 @@ def test_searches_when_no_setting_is_given(mix: Path, capsys: pytest.CaptureFixt
     assert "capacity" in said.err
 
 
-def test_no_rate_at_all_is_1(mix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_feasible_rate_is_exit_1(mix: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rooftune(*_words(mix, "--ttft-p50", "1ms", "--step-tokens", "512", "--quiet")) == 1
     assert capsys.readouterr().out.startswith("No rate meets every target")
 

@@ -44,14 +44,14 @@ LAPTOP, CARD = Speed(0.02, 5e-4), Speed(0.003, 2e-5)
 
 
 @pytest.mark.parametrize("speed", [LAPTOP, CARD, Speed(0.25, 4e-3), Speed(0.0095, 4e-5)])
-def test_a_document_stalls_everybody_at_the_default(speed: Speed) -> None:
+def test_a_document_stalls_every_stream_at_the_default(speed: Speed) -> None:
     plan = plan_of(speed, boot_tokens=2048, model_tokens=8192)
     stall_s = speed.decode_s + speed.prompt_s * min(plan.document_tokens, 2048)
     assert stall_s > 4.0 * speed.decode_s
     assert 0 < plan.document_tokens <= 0.6 * 8192 and plan.answer_tokens >= 8
 
 
-def test_targets_lie_between_what_is_usual_and_what_a_document_does() -> None:
+def test_targets_lie_between_the_usual_gap_and_a_documents() -> None:
     asks = chat(1, 4, 20, output=30) + [Ask(1.0 + 2.0 * at, 9000, 8) for at in range(10)]
     rows = run(asks, Setting(8192, max_running=32)).requests
     bounds = bounds_of(rows)
@@ -63,7 +63,7 @@ def test_targets_lie_between_what_is_usual_and_what_a_document_does() -> None:
         bounds_of(rows.select(np.arange(10)))
 
 
-def test_the_load_is_below_what_the_machine_serves_one_after_the_other() -> None:
+def test_the_load_is_below_the_machines_sequential_rate() -> None:
     plan = plan_of(LAPTOP, 2048, 8192)
     rows = np.loadtxt(traffic_csv(plan, 600.0, seed=1).splitlines()[1:], delimiter=",")
     busy_s = LAPTOP.prompt_s * rows[:, 1].sum() + LAPTOP.decode_s * rows[:, 2].sum() / 3.0
@@ -73,7 +73,7 @@ def test_the_load_is_below_what_the_machine_serves_one_after_the_other() -> None
     assert (np.diff(rows[:, 0]) >= 0).all()
 
 
-def test_a_speed_that_is_none_is_refused() -> None:
+def test_an_invalid_speed_is_refused() -> None:
     for bad in (0.0, float("nan"), 61.0):
         with pytest.raises(InputError):
             Speed(bad, 1e-3)
@@ -106,7 +106,7 @@ def test_the_log_is_followed_line_by_whole_line(tmp_path: Path) -> None:
     assert [one["cycle"] for one in follower.new()] == [2] and list(follower.new()) == []
 
 
-def test_what_happened_has_a_line_and_what_did_not_has_none() -> None:
+def test_events_have_a_line_and_non_events_have_none() -> None:
     pushed = happened(event(push(3)))
     assert pushed is not None and "step_tokens=1024" in pushed
     assert happened(event(hold(4, Reason.SEARCHING))) is None
@@ -122,7 +122,7 @@ def test_it_is_settled_when_a_push_has_proved_itself_and_nothing_better_is_found
     assert not settled([better, searching]) and not settled([nothing]) and not settled([better])
 
 
-def test_the_end_tells_before_and_after() -> None:
+def test_the_end_shows_before_and_after() -> None:
     records = [
         hold(1, Reason.SEARCHING, observed=figures(attainment=0.4)),
         push(2, observed=figures(attainment=0.45)),
@@ -140,7 +140,7 @@ def test_the_end_tells_before_and_after() -> None:
     assert "nothing was pushed" in nothing and "default" not in nothing
 
 
-def test_the_opening_has_a_line_to_chat_with() -> None:
+def test_the_opening_prints_a_curl_line_to_chat() -> None:
     text = opening(LAPTOP, Plan(1.5, 1800, 40), "http://127.0.0.1:8000", "smollm2-135m")
     line = next(line for line in text.splitlines() if line.strip().startswith("curl"))
     found = re.search(r"-d '(.*)'$", line)
@@ -193,7 +193,7 @@ def test_the_demo_runs_without_a_model_and_leaves_a_report_and_nothing_else(tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_it_ends_with_everything_it_started(tmp_path: Path, kind: signal.Signals) -> None:
+def test_the_demo_stops_everything_it_started(tmp_path: Path, kind: signal.Signals) -> None:
     demo = start(tmp_path, "--span", "200s")
     assert demo.stderr is not None
     for line in demo.stderr:

@@ -74,7 +74,7 @@ def complete(server: Live) -> None:
     assert soon(server.idle)
 
 
-def test_an_engine_in_order(doctor: Doctor, token: Path) -> None:
+def test_a_healthy_engine_passes(doctor: Doctor, token: Path) -> None:
     with live(tuning_token=token) as server:
         complete(server)
         before = HttpPort(server.public, token).state()
@@ -86,7 +86,7 @@ def test_an_engine_in_order(doctor: Doctor, token: Path) -> None:
     assert (after.revision, after.lease, after.knobs) == (before.revision, before.lease, before.knobs)
 
 
-def test_a_token_that_everybody_may_read_is_worth_knowing(doctor: Doctor, token: Path) -> None:
+def test_a_world_readable_token_is_noted(doctor: Doctor, token: Path) -> None:
     for mode, wanted in ((0o640, None), (0o644, ["note"])):
         token.chmod(mode)
         _, marks = doctor("--engine", "http://127.0.0.1:9", "--token-file", token)
@@ -94,7 +94,7 @@ def test_a_token_that_everybody_may_read_is_worth_knowing(doctor: Doctor, token:
     assert str(token) in doctor.text("token") and TOKEN not in json.dumps(doctor.findings)
 
 
-def test_what_a_person_must_know_of_who_holds_it(doctor: Doctor, token: Path) -> None:
+def test_the_lease_holder_is_reported(doctor: Doctor, token: Path) -> None:
     with live(tuning_token=token) as server:
         port = HttpPort(server.public, token)
         port.push(
@@ -110,7 +110,7 @@ def test_what_a_person_must_know_of_who_holds_it(doctor: Doctor, token: Path) ->
         assert port.state().blocked, "the doctor's question took nothing back"
 
 
-def test_a_door_without_a_token_is_read_only(doctor: Doctor) -> None:
+def test_a_private_port_without_a_token_is_read_only(doctor: Doctor) -> None:
     with live() as server:
         code, marks = doctor("--engine", server.private)
     assert code == 1 and marks["writes"] == ["bad"] and marks["protocol"] == ["ok"] and marks["rows"] == ["ok"]
@@ -127,18 +127,18 @@ def test_a_door_without_a_token_is_read_only(doctor: Doctor) -> None:
         (answer(302, b"", "location: http://elsewhere"), "protocol", 1),
     ],
 )
-def test_one_thing_in_the_way_is_one_bad_line(doctor: Doctor, reply: Script, check: str, code: int) -> None:
+def test_one_problem_is_one_bad_line(doctor: Doctor, reply: Script, check: str, code: int) -> None:
     with routes({"/tuning/v1/state": reply}) as server:
         ended, marks = doctor("--engine", server.url)
     assert ended == code and marks.pop(check) == ["bad"] and set(marks) <= {"reachable"}
 
 
-def test_nobody_there_is_3(doctor: Doctor) -> None:
+def test_an_unreachable_engine_is_exit_3(doctor: Doctor) -> None:
     code, marks = doctor("--engine", "http://127.0.0.1:9")
     assert code == 3 and marks == {"reachable": ["bad"]}
 
 
-def test_a_vllm_without_the_hook_is_told_what_is_left_and_what_to_do(doctor: Doctor) -> None:
+def test_a_vllm_without_the_hook_gets_limits_and_remedy(doctor: Doctor) -> None:
     with routes(vllm()) as server:
         code, marks = doctor("--engine", server.url)
         assert code == 1 and marks["hook"] == ["bad"] and marks["uses"] == ["note"] and marks["version"] == ["ok"]
@@ -171,7 +171,7 @@ def engine(first: wire.State, steps: Callable[[int], Script] | None = None) -> I
         yield server.url
 
 
-def test_a_hook_that_only_reads_says_why(doctor: Doctor) -> None:
+def test_a_read_only_hook_says_why(doctor: Doctor) -> None:
     knobs = (
         {"name": "step_tokens", "mode": "restart", "value": 512, "boot": 512, "min": 1, "max": 512},
         {"name": "order_policy", "mode": "absent"},
@@ -198,7 +198,7 @@ def steps(numbers: tuple[int, ...], ends_s: tuple[float, ...], lost: int = 0) ->
     return page
 
 
-def test_rows_that_would_be_lost_are_told(doctor: Doctor) -> None:
+def test_rows_that_would_be_lost_are_reported(doctor: Doctor) -> None:
     """The ring has run over and holds three seconds; a controller would read every fifteen."""
     with engine(state(step=10, now_s=99.5), steps((7, 8, 9), (96.0, 98.0, 99.0), lost=7)) as url:
         code, marks = doctor("--engine", url)
@@ -206,7 +206,7 @@ def test_rows_that_would_be_lost_are_told(doctor: Doctor) -> None:
     assert marks["alive"] == ["ok"]
 
 
-def test_an_engine_that_hangs_is_found(doctor: Doctor) -> None:
+def test_a_hung_engine_is_reported(doctor: Doctor) -> None:
     with engine(state(step=1, now_s=160.0), steps((0,), (100.0,))) as url:
         code, marks = doctor("--engine", url)
     assert code == 1 and marks["alive"] == ["bad"] and "60 s" in doctor.text("alive")
@@ -236,7 +236,7 @@ def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Env:
     return found
 
 
-def test_the_exact_line_with_every_plugin_in_use(doctor: Doctor, env: Env, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_exact_line_names_every_plugin_in_use(doctor: Doctor, env: Env, capsys: pytest.CaptureFixture[str]) -> None:
     env.install("rooftune", "0.1.0", HOOK_POINTS)
     code, marks = doctor("--vllm-env", env.folder)
     assert code == 0 and marks["vllm"] == marks["rooftune"] == ["ok"] and marks["plugins"] == ["note", "note"]
@@ -245,7 +245,7 @@ def test_the_exact_line_with_every_plugin_in_use(doctor: Doctor, env: Env, capsy
     assert capsys.readouterr().out.splitlines()[-1] == "VLLM_PLUGINS=lora,rooftune", "the last line can be copied"
 
 
-def test_an_allowlist_of_the_operator_is_kept(doctor: Doctor, env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_operators_allowlist_is_kept(doctor: Doctor, env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
     env.install("rooftune", "0.1.0", HOOK_POINTS)
     doctor("--vllm-env", env.folder, "--vllm-plugins", "theirs")
     assert doctor.line == "VLLM_PLUGINS=theirs,rooftune"
@@ -254,7 +254,7 @@ def test_an_allowlist_of_the_operator_is_kept(doctor: Doctor, env: Env, monkeypa
     assert doctor.line == "VLLM_PLUGINS=other,rooftune" and marks["plugins"][-1] == "ok" and code == 0
 
 
-def test_an_environment_that_lacks_something(doctor: Doctor, env: Env, tmp_path: Path) -> None:
+def test_an_incomplete_environment_is_reported(doctor: Doctor, env: Env, tmp_path: Path) -> None:
     code, marks = doctor("--vllm-env", env.folder)
     assert code == 1 and marks["rooftune"] == ["bad"] and marks["vllm"] == ["ok"]
     empty = Env(tmp_path / "empty", "python3.10")
@@ -265,7 +265,7 @@ def test_an_environment_that_lacks_something(doctor: Doctor, env: Env, tmp_path:
 # --- a controller ---
 
 
-def test_the_signals_that_a_controller_saw_last(doctor: Doctor, tmp_path: Path) -> None:
+def test_the_controllers_latest_signals_are_shown(doctor: Doctor, tmp_path: Path) -> None:
     with StateFile.own(tmp_path) as found:
         number = found.next_number()
         seen = SignalPart(code=Signal.KV_BOUND.value, evidence={"kv_used": 1.0})
@@ -295,7 +295,7 @@ def test_a_controller_that_does_not_answer_is_3(doctor: Doctor) -> None:
         (["--state", "/nonexistent"], "/nonexistent"),
     ],
 )
-def test_bad_words_are_one_line_and_2(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_arguments_are_one_line_and_2(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", *words], POINTS) == 2
     shown = capsys.readouterr()
     assert shown.err.count("\n") == 1 and named in shown.err

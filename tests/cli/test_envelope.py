@@ -81,7 +81,7 @@ def test_case_9_one_start_and_the_models_shape_estimate_it(ask: Ask, tmp_path: P
     assert code == 2 and "num_hidden_layers" in text and "'many'" in text and text.count("\n") == 1
 
 
-def test_case_9_without_room_for_one_prompt_it_says_do_not(ask: Ask) -> None:
+def test_case_9_without_room_for_one_prompt_the_advice_is_no(ask: Ask) -> None:
     code, text = ask(*RTX4090, "--boot", "2048:40464", "--boot", "8192:36720", "--want", "65536")
     assert code == 1 and "do not" in text
 
@@ -96,7 +96,7 @@ def test_case_10_blocks_lost_and_a_ceiling_that_ended_a_start(ask: Ask) -> None:
     assert [(one["problem"], one["bound"]) for one in found["objections"]][-1] == ("above_learnt_bound", 131_071)
 
 
-def test_an_old_version_has_no_flag_for_it_and_a_multimodal_item_must_fit(ask: Ask) -> None:
+def test_an_old_version_lacks_the_flag_and_a_multimodal_item_must_fit(ask: Ask) -> None:
     boots = ("--boot", "2048:40464", "--boot", "8192:36720")
     old = ("--vllm", "0.12.0", "--card-memory", "24GiB", "--model-tokens", "8192", *boots, "--want", "8192")
     code, text = ask(*old)

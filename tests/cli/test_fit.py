@@ -49,7 +49,7 @@ def test_steps_become_a_model_that_loads(steps: str, tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.slow
-def test_json_says_what_is_not_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_marks_unknown_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "low.csv"
     write_steps(path, make_steps(TRUTH, seed=0, tokens=(1, 100)))
     assert fit("--steps", str(path), "--json") == 0
@@ -115,13 +115,13 @@ def test_a_layer_profile_becomes_tables_that_load(tmp_path: Path, capsys: pytest
         ([], "--profile"),
     ],
 )
-def test_profile_flags_that_make_no_sense(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_profile_flags_are_refused(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert fit(*words) == 2
     assert named in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_first_steps_of_a_size_that_cost_more_are_left_out_and_said(
+def test_costlier_first_steps_of_a_size_are_left_out_with_a_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "cpu.csv"
@@ -144,13 +144,13 @@ def test_first_steps_of_a_size_that_cost_more_are_left_out_and_said(
 @pytest.mark.parametrize(
     "given", [("--steps", "nowhere.csv"), ("--steps", "."), ("--profile", "nowhere", "--layers", "3")]
 )
-def test_a_path_that_is_not_there_is_one_plain_line(given: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_path_is_one_line(given: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert fit(*given) == 2
     said = capsys.readouterr().err
     assert len(said.splitlines()) == 1 and "Errno" not in said and given[1] in said
 
 
-def test_neither_file_is_written_when_one_cannot_be(
+def test_if_one_file_cannot_be_written_neither_is(
     steps: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, pipe = tmp_path / "model.json", tmp_path / "pipe"

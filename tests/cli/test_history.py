@@ -101,7 +101,7 @@ def test_explain_a_cycle(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
         (("history", "--last", "0"), 2, "--last is '0'"),
     ],
 )
-def test_what_is_not_there_is_one_line(
+def test_a_missing_folder_or_cycle_is_one_line(
     folder: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int, said: str
 ) -> None:
     assert rooftune(*words, "--state", folder) == code

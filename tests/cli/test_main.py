@@ -140,7 +140,7 @@ def test_overview_imports_nothing_heavy(flag: str) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_reader_that_leaves_is_quiet() -> None:
+def test_a_closed_pipe_is_quiet() -> None:
     program = "import sys; from rooftune.tuner.cli.main import main; sys.exit(main(['--help']))"
     command = f"'{sys.executable}' -c \"{program}\" | true; echo ${{PIPESTATUS[0]}}"
     for _ in range(3):  # `true` may read nothing before it ends, or end too late to be noticed
@@ -197,7 +197,7 @@ def test_the_extra_of_the_server_is_named_for_what_only_the_server_needs() -> No
         assert explained is not None and f"rooftune[{extra}]" in str(explained)
 
 
-def test_sigterm_leaves_as_little_behind_as_ctrl_c(tmp_path: Path) -> None:
+def test_sigterm_cleans_up_like_ctrl_c(tmp_path: Path) -> None:
     code = (
         "import signal, sys, time, os, threading; from rooftune.tuner.cli import main as m\n"
         "from rooftune.tuner.report.folder import report_folder; from pathlib import Path\n"
@@ -218,7 +218,7 @@ CALL = "import sys; from rooftune.tuner.cli.main import main; sys.argv[1:] = {wo
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize(("words", "code"), [(["--help"], 0), (["--loud"], 2), (["bench", "--list"], 0)])
-def test_closed_streams_lead_nowhere(words: list[str], code: int, closed: str) -> None:
+def test_closed_streams_are_replaced_by_devnull(words: list[str], code: int, closed: str) -> None:
     command = f'"$0" -c "$1" {closed}'
     program = [sys.executable, CALL.format(words=words)]
     done = subprocess.run(["bash", "-c", command, *program], capture_output=True, text=True, check=False)
@@ -227,13 +227,13 @@ def test_closed_streams_lead_nowhere(words: list[str], code: int, closed: str) -
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_an_error_that_nobody_can_read_keeps_its_code() -> None:
+def test_an_unprintable_error_keeps_its_code() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", CALL.format(words=["--loud"])], stderr=full, check=False)
     assert done.returncode == 2
 
 
-def test_what_an_encoding_lacks_is_an_escape_that_json_reads_too() -> None:
+def test_an_unencodable_character_becomes_a_json_escape() -> None:
     program = "from rooftune.tuner.cli import main as m; import sys\n" + (
         "m._dispatch = lambda words, points: print('\"\\u2192\\xb1\\U0001f600\"') or 0; sys.exit(m.main())"
     )
@@ -247,7 +247,7 @@ def test_a_negative_value_is_refused_by_its_own_bound(capsys: pytest.CaptureFixt
     assert "--span is '-1s', must be above 0" in capsys.readouterr().err
 
 
-def test_made_traffic_is_summed_up_as_a_report_on_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generated_traffic_is_summarised_like_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mix.csv"
     words = ["--rate", "3", "--span", "60s", "--long", "1/30:60000-100000", "--seed", "2", "--json"]
     assert main(["generate", *words, "--out", str(path)]) == 0
@@ -305,7 +305,7 @@ sys.meta_path.insert(0, Press())
         "rooftune.tuner.cli.simulate",
     ],
 )
-def test_ctrl_c_while_modules_are_read_is_one_line(name: str) -> None:
+def test_ctrl_c_during_imports_is_one_line(name: str) -> None:
     done = _at_once(["simulate", "--help"], PRESSED.format(name=name))
     assert (done.returncode, done.stderr, done.stdout) == (EXIT_INTERRUPTED, "rooftune: interrupted\n", "")
 
@@ -318,7 +318,7 @@ def test_an_ignored_ctrl_c_stays_ignored() -> None:
     assert done.returncode == 0 and done.stderr == ""
 
 
-def test_one_more_ctrl_c_while_the_first_is_answered_prints_nothing() -> None:
+def test_a_second_ctrl_c_while_the_first_is_handled_prints_nothing() -> None:
     twice = (
         "import signal, rooftune.tuner.cli.main as inner\n"
         "def press(*_): signal.raise_signal(signal.SIGINT)\n"
@@ -328,7 +328,7 @@ def test_one_more_ctrl_c_while_the_first_is_answered_prints_nothing() -> None:
     assert (done.returncode, done.stderr, done.stdout) == (EXIT_INTERRUPTED, "", "")
 
 
-def test_one_more_ctrl_c_at_the_end_prints_nothing() -> None:
+def test_a_second_ctrl_c_at_exit_prints_nothing() -> None:
     lines = "import atexit, signal; atexit.register(signal.raise_signal, signal.SIGINT)"
     done = _at_once(["--version"], lines)
     assert done.returncode == -signal.SIGINT and done.stderr == "" and done.stdout.startswith("rooftune ")

@@ -56,7 +56,7 @@ def _folder(tmp_path: Path) -> operator.OperatorRequests:
 # --- the state folder -----------------------------------------------------------------------------
 
 
-def test_a_pause_without_a_controller_makes_the_next_one_begin_paused(
+def test_a_pause_without_a_controller_makes_the_next_one_start_paused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert rooftune("pause", "--state", tmp_path / "s", "--reason", "deploy") == 0
@@ -94,7 +94,7 @@ def test_a_revert_waits_until_the_controller_has_done_it(
     assert operator.read(running).blocked
 
 
-def test_a_revert_that_nobody_does_says_so_and_names_the_way_without_a_controller(
+def test_an_unfulfilled_revert_names_the_way_without_a_controller(
     tmp_path: Path, running: StateFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert rooftune("revert", "--state", tmp_path / "s", "--wait", "50ms") == 3
@@ -146,7 +146,7 @@ def test_without_a_controller_a_configuration_is_enough(
         assert not operator.read(state).blocked and operator.pending(state) == (None, None)
 
 
-def test_a_resume_after_a_revert_that_still_waits_is_done_after_it(
+def test_a_resume_after_a_pending_revert_is_done_after_it(
     tmp_path: Path, token: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Otherwise the next controller would block the engine last, against what the operator said last."""
@@ -168,7 +168,7 @@ def test_a_resume_after_a_revert_that_still_waits_is_done_after_it(
         (answer(200, b"hello"), 3, "engine"),
     ],
 )
-def test_an_engine_that_does_not_do_it(
+def test_an_engine_that_refuses_is_reported(
     script: Script, code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with scripted(script) as engine:
@@ -189,7 +189,7 @@ def server(running: StateFile, token: Path) -> Iterator[StatusServer]:
     made.close()
 
 
-def test_all_of_it_over_http(
+def test_pause_resume_and_revert_work_over_http(
     running: StateFile, server: StatusServer, token: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = f"http://127.0.0.1:{server.port}"
@@ -225,7 +225,7 @@ def test_without_the_token_and_at_a_wrong_address(server: StatusServer, capsys: 
         assert line.startswith("rooftune: ")
 
 
-def test_something_that_is_no_controller(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_address_without_a_controller_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     server: Scripted
     with scripted(answer(200, b"<html>")) as server:
         assert rooftune("status", "--face", server.url) == 3
@@ -233,13 +233,13 @@ def test_something_that_is_no_controller(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("text", [b'{"data": "x"}', b'{"asked": "resume"}', b"[" * 200_000])
-def test_somebody_else_who_answers_200_has_not_paused_anything(text: bytes) -> None:
+def test_a_200_from_another_server_is_not_taken_for_a_pause(text: bytes) -> None:
     with pytest.raises(UnreachableError):
         client._parsed("http://127.0.0.1:9", "/pause", 200, text, asked=True)
 
 
 @pytest.mark.parametrize("begun", [b"HTTP/1.1 200 x\r\nx-more: ", b"HTTP/1.1 200 x\r\n\r\n"])
-def test_a_page_that_drips_for_ever_is_one_line(
+def test_a_page_that_drips_forever_is_one_line(
     begun: bytes, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A byte now and then keeps every limit of a single read, in the head as in the body."""

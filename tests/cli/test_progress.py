@@ -32,7 +32,7 @@ def test_terminal_rewrites_one_line_and_leaves_it_clean() -> None:
     assert wiped.endswith(" ")
 
 
-def test_elsewhere_a_few_lines_first_and_last_among_them() -> None:
+def test_without_a_terminal_only_a_few_lines_including_first_and_last() -> None:
     lines = _run(io.StringIO()).splitlines()
     assert 3 <= len(lines) <= 7
     assert lines[0] == "search 1/200"
@@ -50,7 +50,7 @@ def test_an_empty_cache_is_not_compiled(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(("place", "said"), [("fresh", COMPILING), ("file/x", "every time: {}/file cannot be written")])
-def test_what_is_compiled_every_time_is_not_said_to_be_cached(
+def test_code_compiled_every_time_is_not_reported_as_cached(
     place: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")

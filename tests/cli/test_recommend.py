@@ -75,7 +75,7 @@ def test_infeasible_is_1_and_the_report_is_written(
     assert "too tight" in (tmp_path / "report.md").read_text()
 
 
-def test_infeasible_at_this_rate_names_one_that_is_not(mix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_infeasible_at_this_rate_names_a_feasible_one(mix: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = (*TARGETS, "--rate-scale", "8x", "--json", "--quiet")
     assert rooftune(*_words(mix, *given)) == 1
     record = record_from_json(capsys.readouterr().out, "stdout")
@@ -218,13 +218,13 @@ def test_trials_are_kept_in_the_storage(mix: Path, tmp_path: Path, capsys: pytes
         assert kept.execute("select count(*) from trials where state = 'COMPLETE'").fetchone() == (6,)
 
 
-def test_storage_that_does_not_answer_is_3(mix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_storage_is_exit_3(mix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rooftune(*_words(mix, *TARGETS, "--storage", f"sqlite:///{tmp_path}/no/trials.db", "--quiet")) == 3
     said = capsys.readouterr()
     assert said.out == "" and "does not answer" in said.err and said.err.count("\n") == 1
 
 
-def test_a_file_that_is_no_database_is_told_before_the_search_and_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("not a database, and longer than the header of one would be" * 3)
     before = path.read_bytes()
@@ -233,7 +233,7 @@ def test_a_file_that_is_no_database_is_told_before_the_search_and_stays_as_it_is
     assert path.read_bytes() == before
 
 
-def test_a_locked_database_is_to_be_waited_for(tmp_path: Path) -> None:
+def test_a_locked_database_is_waited_for(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "trials.db", isolation_level=None)) as other:
         other.execute("create table one (a)")
         other.execute("begin exclusive")
@@ -257,7 +257,7 @@ def test_an_empty_out_is_refused_and_writes_nowhere(
     assert "--out is empty" in capsys.readouterr().err and sorted(tmp_path.rglob("*")) == before
 
 
-def test_traffic_that_comes_at_once_has_no_rate_and_no_burst(
+def test_traffic_that_arrives_at_once_has_no_rate_and_no_burst(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rush = tmp_path / "rush.csv"

@@ -36,7 +36,7 @@ def run(*words: object) -> int:
     return main(["record-steps", "--engine", "http://fake", *map(str, words)], POINTS)
 
 
-def test_what_the_engine_holds_becomes_a_file_for_fit(
+def test_recorded_steps_become_a_file_for_fit(
     port: FakePort, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("--out", tmp_path / "steps.csv") == 0
@@ -47,7 +47,7 @@ def test_what_the_engine_holds_becomes_a_file_for_fit(
     assert not any(name not in ("state", "steps", "requests") for name in port.asked)
 
 
-def test_what_comes_while_it_looks_is_taken_too_and_what_was_overwritten_is_counted() -> None:
+def test_steps_recorded_during_the_read_are_kept_and_overwritten_ones_counted() -> None:
     port, clock = with_steps(5, capacity=8), ManualClock()
 
     def more(name: str) -> None:
@@ -65,7 +65,7 @@ def test_what_comes_while_it_looks_is_taken_too_and_what_was_overwritten_is_coun
 
 
 @pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])
-def test_an_interrupted_wait_keeps_what_has_come(
+def test_an_interrupted_wait_keeps_the_steps_so_far(
     stop: type[KeyboardInterrupt], code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     port, clock = with_steps(5), ManualClock()
@@ -82,7 +82,7 @@ def test_an_interrupted_wait_keeps_what_has_come(
     assert len(read_steps(tmp_path / "steps.csv")) == 5
 
 
-def test_an_engine_without_steps_without_an_answer_or_an_unusable_file_is_one_line(
+def test_no_steps_no_answer_or_an_unusable_file_is_one_line(
     port: FakePort, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("--out", tmp_path / "nowhere" / "steps.csv") == 2

@@ -121,7 +121,7 @@ def test_a_refused_request_is_a_failure_with_its_reason_and_is_not_sent_again(
     assert "http_429 x 3" in capsys.readouterr().out
 
 
-def test_nothing_answered_whole_is_exit_1_and_still_written(
+def test_no_complete_answer_is_exit_1_and_still_written(
     small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def half(one: Asked, writer: asyncio.StreamWriter) -> None:
@@ -136,7 +136,7 @@ def test_nothing_answered_whole_is_exit_1_and_still_written(
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interruption_writes_what_there_is(
+def test_an_interruption_writes_partial_results(
     number: signal.Signals, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def first_only(one: Asked, writer: asyncio.StreamWriter) -> None:
@@ -208,9 +208,7 @@ def test_a_preset_small_and_fast(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert sorted(map(len, first)) == sorted(map(len, second)) and first != second
 
 
-def test_a_server_that_stops_early_and_requests_too_long_for_it_are_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_early_stops_and_too_long_requests_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def one_token(one: Asked, writer: asyncio.StreamWriter) -> None:
         await begin(writer)
         writer.write(token("stop") + DONE)

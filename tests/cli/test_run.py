@@ -65,7 +65,7 @@ def test_bad_flags_name_themselves(tmp_path: Path, capsys: pytest.CaptureFixture
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
 
-def test_check_says_what_would_run_and_touches_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_prints_what_would_run_and_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rooftune("run", "--engine", NOBODY, "--profile", "chat", "--mode", "live", "--check") == 0
     said = capsys.readouterr().out
     assert said.startswith("the configuration is good\n")
@@ -98,9 +98,7 @@ def test_flags_reach_the_controller(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert rooftune("run", "--config", "c.yaml") == 7 and calls[2][1]["cycles"] is None
 
 
-def test_one_cycle_at_an_engine_that_is_not_there_holds_and_is_written_down(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_cycle_without_an_engine_holds_and_is_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rooftune("run", "--engine", NOBODY, "--once", "--listen", "127.0.0.1:0", "--state", "s") == 0
     capsys.readouterr()
     assert rooftune("explain", "--state", "s") == 0
@@ -118,7 +116,7 @@ def test_the_second_controller_on_a_folder_exits_with_1(tmp_path: Path, capsys: 
     lock.release()
 
 
-def test_a_controller_outlives_whoever_reads_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_controller_outlives_the_reader_of_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The terminal is gone, or the file that it writes to is on a full disk: the cycles go on."""
     for error in (BrokenPipeError(), OSError(errno.ENOSPC, "No space left on device")):
 

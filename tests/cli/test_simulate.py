@@ -79,7 +79,9 @@ def test_every_knob_reaches_the_twin(
     )
 
 
-def test_a_request_that_never_fits_is_never_in_every_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_request_that_never_fits_shows_never_in_every_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     traffic = tmp_path / "large.csv"
     traffic.write_text("arrival_s,prompt_tokens,output_tokens\n0,100,10\n1,5000,10\n2,100,10\n")
     words = (*_base("simulate", traffic), "--kv-tokens", "2000", "--ttft-p99", "2s")

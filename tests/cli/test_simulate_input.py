@@ -52,7 +52,7 @@ def test_file_and_flags_replay_the_same(folder: Path, capsys: pytest.CaptureFixt
     assert by_file == by_flags
 
 
-def test_a_change_in_mid_run_lies_between_both_settings(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mid_run_change_lies_between_both_settings(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changes = [{"at_s": 15.0, "setting": {"step_tokens": 4096}}]
     small = _row(capsys, "--input", _write(folder))
     both = _row(capsys, "--input", _write(folder, changes=changes))
@@ -60,7 +60,7 @@ def test_a_change_in_mid_run_lies_between_both_settings(folder: Path, capsys: py
     assert large["simulated_steps"] < both["simulated_steps"] < small["simulated_steps"]
 
 
-def test_an_override_changes_who_is_good(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_override_changes_which_requests_are_good(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lax = [{"when": {"min_prompt_tokens": 1}, "targets": [GAP | {"bound_s": 60.0}]}]
     plain = _row(capsys, "--input", _write(folder, setting={"step_tokens": 4096}))
     eased = _row(capsys, "--input", _write(folder, setting={"step_tokens": 4096}, overrides=lax))

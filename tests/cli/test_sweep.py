@@ -35,7 +35,7 @@ def test_table_marks_the_best(mix: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert len([line for line in marked if " 512 " in line]) == 1
 
 
-def test_default_budgets_bend_to_the_engine(mix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_default_budgets_fit_the_engine(mix: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rooftune("sweep", "--traffic", mix, *BASE, "--ceiling", "600", "--max-seqs", "300", "--json", "--quiet") == 0
     budgets = [row["setting"]["step_tokens"] for row in json.loads(capsys.readouterr().out)["rows"]]
     assert budgets == [384, 512]
@@ -62,7 +62,7 @@ def test_bad_grid_is_one_line(
     assert said.err.count("\n") == 1
 
 
-def test_lists_are_ascending_and_each_once() -> None:
+def test_lists_come_out_ascending_without_repeats() -> None:
     assert parse_counts("512,256:1024:256", "--budgets", low=1) == [256, 512, 768, 1024]
     with pytest.raises(InputError):
         parse_counts("256:512:0", "--budgets", low=1)

@@ -46,7 +46,7 @@ def test_bad_durations(text: str) -> None:
         parse_duration(text, "--gap-p99")
 
 
-def test_a_bare_number_shows_the_remedy_and_zero_is_allowed_where_asked() -> None:
+def test_a_bare_number_shows_the_remedy_and_zero_is_allowed_on_request() -> None:
     with pytest.raises(InputError, match="write 30s or 30ms"):
         parse_duration("30", "--gap-p99")
     assert parse_duration("0s", zero=True) == 0.0

@@ -47,13 +47,13 @@ def _given(values: dict[str, Any]) -> set[str]:
     return found
 
 
-def test_the_example_loads_and_names_every_key_there_is() -> None:
+def test_the_example_loads_and_names_every_key() -> None:
     config = load_config(DEPLOY / "rooftune.yaml", environ={})
     assert config.mode == "shadow" and len(config.targets) == 2
     assert _given(yaml.safe_load((DEPLOY / "rooftune.yaml").read_text())) == _keys(Config)
 
 
-def test_what_the_example_calls_defaults_are_the_defaults() -> None:
+def test_the_examples_defaults_are_the_defaults() -> None:
     given = load_config(DEPLOY / "rooftune.yaml", environ={})
     plain = Config(engine=EngineSection(url="http://h:1"))
     for name in ("cadence", "search", "guard", "retention", "log", "knobs", "listen", "mode"):
@@ -75,11 +75,11 @@ def test_guard_and_rollback_are_the_policies_own_fields_and_defaults() -> None:
     assert plain.thresholds() == RollbackThresholds()
 
 
-def test_what_may_be_searched_is_what_the_search_knows() -> None:
+def test_searchable_knobs_are_those_the_search_knows() -> None:
     assert set(get_args(SearchKnob)) == set(EVERYTHING)
 
 
-def test_thresholds_and_windows_arrive() -> None:
+def test_thresholds_and_windows_are_loaded() -> None:
     config = load_config(DEPLOY / "rooftune.yaml", environ={})
     assert config.thresholds() == RollbackThresholds(0.5, 10.0, 5.0, 0.02)
     assert len(config.limits().no_push) == 6 and config.limits().push_only == ()
@@ -87,12 +87,12 @@ def test_thresholds_and_windows_arrive() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(PROFILES) - {"batch"}))
-def test_a_profile_stands_for_its_targets(name: str) -> None:
+def test_a_profile_expands_to_its_targets(name: str) -> None:
     config = Config(engine=EngineSection(url="http://h:1"), profile=name, mode="live")
     assert config.slo() == PROFILES[name]
 
 
-def test_knobs_without_bounds_are_open() -> None:
+def test_knobs_without_bounds_are_unbounded() -> None:
     plain = Config(engine=EngineSection(url="http://h:1"), knobs=("step_tokens", "order_policy"))
     assert plain.knob_bounds() == {"step_tokens": (1.0, float("inf")), "order_policy": (0.0, float("inf"))}
 
@@ -102,7 +102,7 @@ def test_the_summary_shows_no_secret(tmp_path: Path) -> None:
     assert "secret" not in "\n".join(config.summary()) + repr(config)
 
 
-def test_tokens_are_read_for_every_question(tmp_path: Path) -> None:
+def test_tokens_are_read_at_every_use(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("a" * 16 + "\n" + "b" * 20 + "\n")
     tokens = TokenFile(path)

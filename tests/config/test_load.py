@@ -102,7 +102,7 @@ def test_a_bad_value_is_one_line_with_place_value_and_bound(tmp_path: Path, text
         ("http://h:80/?a=1", "without a query"), ("unix:", "http://HOST:PORT"), ("", "http://HOST:PORT"),
     ],
 )  # fmt: skip
-def test_an_address_that_is_none(tmp_path: Path, url: str, bound: str) -> None:
+def test_an_invalid_engine_address_is_one_line(tmp_path: Path, url: str, bound: str) -> None:
     line = complaint(tmp_path, json.dumps({"engine": {"url": url}}))
     assert line.startswith("rooftune.yaml:1: engine.url is ") and bound in line
     assert "secret" not in line
@@ -114,7 +114,7 @@ def test_without_an_engine_the_remedy_is_the_flag(tmp_path: Path) -> None:
         load_config(None, environ={})
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nowhere\.yaml cannot be read: No such file"):
         load_config(tmp_path / "nowhere.yaml", environ={})
     with pytest.raises(InputError, match="cannot be read: Is a directory"):
@@ -131,7 +131,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         load_config(path, environ={})
 
 
-def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+def test_flags_override_the_environment_which_overrides_the_file(tmp_path: Path) -> None:
     text = ENGINE + "state: here\nmode: shadow\n" + TARGETS
     assert load(tmp_path, text).state == tmp_path / "here"
     assert load(tmp_path, text, ROOFTUNE_STATE="/there").state == Path("/there")
@@ -144,14 +144,14 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -
     assert load(tmp_path, text, ROOFTUNE_STORAGE="sqlite:///x.db").storage_url == "sqlite:///x.db"
 
 
-def test_a_complaint_about_a_flag_or_a_variable_names_that(tmp_path: Path) -> None:
+def test_an_error_names_the_flag_or_variable(tmp_path: Path) -> None:
     line = complaint(tmp_path, ENGINE, Override("engine.url", "nothing", "--engine"))
     assert line.startswith("--engine: engine.url is 'nothing'")
     line = complaint(tmp_path, ENGINE, ROOFTUNE_STORAGE="postgresql://u:secret@h/x\ny")
     assert line.startswith("ROOFTUNE_STORAGE: storage is ")
 
 
-def test_paths_count_from_the_file(tmp_path: Path) -> None:
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     text = "engine: {url: 'http://h:1', token_file: t/e}\ntoken_file: t/c\nfreeze_file: /abs\nlisten: 0.0.0.0:1\n"
     config = load(tmp_path, text)
     assert config.engine.token_file == tmp_path / "t/e"
@@ -172,7 +172,7 @@ PLAIN = st.recursive(
 @settings(max_examples=25)
 @given(st.dictionaries(st.text("abcde_", min_size=1, max_size=6), PLAIN, max_size=4))
 @example({"_": 1e-13, "a": [-2e5, 1e300]})
-def test_json_is_read_as_the_values_it_holds(values: dict[str, object]) -> None:
+def test_json_is_read_as_typed_values(values: dict[str, object]) -> None:
     assert parse_tree(json.dumps(values, ensure_ascii=False), "f").values == values
 
 

@@ -67,7 +67,7 @@ BREACHES = [
 
 
 @pytest.mark.parametrize(("module", "source", "kind"), BREACHES, ids=[f"{m}: {k}" for m, _, k in BREACHES])
-def test_checker_sees_the_breach(module: str, source: str, kind: str) -> None:
+def test_the_checker_finds_a_breach(module: str, source: str, kind: str) -> None:
     found = [violation(module, imported) for _, imported in imports_of(source, module, is_package=False)]
     assert any(found), kind
 
@@ -92,7 +92,7 @@ ALLOWED = [
 
 
 @pytest.mark.parametrize(("module", "source"), ALLOWED, ids=[module for module, _ in ALLOWED])
-def test_checker_lets_the_rest_pass(module: str, source: str) -> None:
+def test_the_checker_accepts_allowed_imports(module: str, source: str) -> None:
     assert [why for _, name in imports_of(source, module, is_package=False) if (why := violation(module, name))] == []
 
 
@@ -102,5 +102,5 @@ def test_relative_imports_of_a_package_resolve_to_itself() -> None:
     ]
 
 
-def test_fences_name_only_our_packages() -> None:
+def test_restrictions_name_only_our_packages() -> None:
     assert {package_of(place) for places in FENCES.values() for place in places} <= set(PACKAGES)

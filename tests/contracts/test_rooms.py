@@ -19,17 +19,17 @@ PAGES += sorted((ROOT / "docs").rglob("*.md"))
 MOST_FILES, MOST_IN_A_ROOM = 300, 16
 
 
-def test_there_are_not_too_many_files() -> None:
+def test_the_number_of_files_is_bounded() -> None:
     assert len(MODULES) <= MOST_FILES
 
 
 @pytest.mark.parametrize("room", ROOMS, ids=str)
-def test_a_room_holds_no_more_than_a_person_can_take_in(room: Path) -> None:
+def test_the_number_of_modules_in_a_room_is_bounded(room: Path) -> None:
     held = [path.name for path in MODULES if path.parent == ROOT / room and path.name != "__init__.py"]
     assert len(held) <= MOST_IN_A_ROOM
 
 
-def test_no_module_imports_itself_over_others() -> None:
+def test_no_module_is_on_an_import_cycle() -> None:
     assert on_a_cycle(GRAPH) == set()
 
 
@@ -76,7 +76,7 @@ def test_the_map_names_only_paths_that_exist() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_every_link_has_a_target(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
     local = [link for link in links if "://" not in link and not link.startswith("mailto:")]
     assert [link for link in local if not (page.parent / link).exists()] == []

@@ -64,7 +64,7 @@ def test_a_skip_beside_the_data_fails(tmp_path: Path) -> None:
     assert seen["test_expected.py"] == {"XFAIL"}
 
 
-def test_skips_without_the_data_are_no_failure(tmp_path: Path) -> None:
+def test_skips_without_the_data_do_not_fail(tmp_path: Path) -> None:
     files = MUST_FAIL | {"test_plain.py": "def test_it(shared_data):\n    raise AssertionError('ran without data')\n"}
     done = run_pytest(tmp_path, files, with_data=False)
     assert done.returncode == pytest.ExitCode.OK, done.stdout

@@ -82,7 +82,7 @@ def lower(state: wire.State) -> int:
 class TuningProtocolContract:
     """The tests; see the module."""
 
-    def test_the_state_is_whole(self, endpoint: Endpoint) -> None:
+    def test_the_state_is_complete(self, endpoint: Endpoint) -> None:
         state = endpoint.tuning_state()
         assert {knob.name for knob in state.knobs} == set(KNOB_NAMES)
         assert in_force(state) == boot(state) and state.lease is None and not state.blocked
@@ -135,7 +135,7 @@ class TuningProtocolContract:
         assert wire.REFUSAL_STATUS[answer.code] == 409 and answer.revision == first.revision
         assert in_force(endpoint.tuning_state()) == in_force(before)
 
-    def test_another_actor_has_to_wait(self, endpoint: Endpoint) -> None:
+    def test_another_actor_must_wait(self, endpoint: Endpoint) -> None:
         budget = lower(endpoint.tuning_state())
         taken(push(endpoint, step_tokens=budget))
         refused(push(endpoint, step_tokens=budget, actor="somebody else"), "held_by_other")
@@ -150,7 +150,7 @@ class TuningProtocolContract:
         after = endpoint.tuning_state()
         assert after.lease is None and in_force(after) == boot(start) and after.revision == start.revision + 2
 
-    def test_a_lease_ends_under_load_without_anybody_asking(self, endpoint: Endpoint) -> None:
+    def test_a_lease_ends_under_load_without_a_request(self, endpoint: Endpoint) -> None:
         start = endpoint.tuning_state()
         endpoint.load()
         taken(push(endpoint, lease_s=2.0, step_tokens=lower(start)))
@@ -161,7 +161,7 @@ class TuningProtocolContract:
         assert sorted(set(steps.revision)) == [start.revision + 1, start.revision + 2]
         assert steps.revision[-1] == start.revision + 2
 
-    def test_a_renewal_counts_from_now(self, endpoint: Endpoint) -> None:
+    def test_a_renewal_starts_now(self, endpoint: Endpoint) -> None:
         budget = lower(endpoint.tuning_state())
         taken(push(endpoint, lease_s=2.0, step_tokens=budget))
         taken(push(endpoint, lease_s=100.0, step_tokens=budget))

@@ -45,7 +45,7 @@ def config(folder: Path, **changes: Any) -> Config:
     return load_config(path)
 
 
-def test_a_freeze_file_that_cannot_be_looked_for_may_be_there(tmp_path: Path) -> None:
+def test_an_uncheckable_freeze_file_counts_as_present(tmp_path: Path) -> None:
     class Gone(type(tmp_path)):  # type: ignore[misc]  # the platform's own kind of path
         def exists(self) -> bool:
             raise OSError(errno.ESTALE, "stale file handle")
@@ -54,7 +54,7 @@ def test_a_freeze_file_that_cannot_be_looked_for_may_be_there(tmp_path: Path) ->
     assert not may_be_there(None) and not may_be_there(tmp_path / "freeze") and may_be_there(tmp_path)
 
 
-def test_an_engine_that_is_not_there_is_waited_for_and_reported(tmp_path: Path) -> None:
+def test_a_missing_engine_is_waited_for_and_reported(tmp_path: Path) -> None:
     clock, told = ManualClock(), []
     code = run_controller(config(tmp_path), clock=clock, cycles=3, report=tmp_path / "report", tell=told.append)
     assert code == 0 and clock.now_s() == 30.0, "three cycles of 15 s begin within 30 s"
@@ -67,7 +67,7 @@ def test_an_engine_that_is_not_there_is_waited_for_and_reported(tmp_path: Path) 
     assert "unreachable" in page and "| hold |" in page
 
 
-def test_a_clean_end_in_live_mode_says_what_became_of_the_lease(tmp_path: Path) -> None:
+def test_a_clean_exit_in_live_mode_reports_the_lease(tmp_path: Path) -> None:
     told: list[str] = []
     run_controller(config(tmp_path, mode="live"), clock=ManualClock(), cycles=1, tell=told.append)
     assert "goes back by itself" in told[-1]
@@ -80,7 +80,7 @@ def test_a_state_folder_has_one_controller(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGHUP])
-def test_who_is_asked_to_stop_finishes_its_cycle_and_makes_no_other(tmp_path: Path, kind: signal.Signals) -> None:
+def test_a_stopped_controller_finishes_its_cycle_and_starts_no_other(tmp_path: Path, kind: signal.Signals) -> None:
     stop = Stop()
 
     def tell(line: str) -> None:
@@ -97,7 +97,7 @@ def test_who_is_asked_to_stop_finishes_its_cycle_and_makes_no_other(tmp_path: Pa
         assert [record.number for record in store.last(10)] == [1]
 
 
-def test_a_terminal_that_closes_is_not_minded_under_nohup(tmp_path: Path) -> None:
+def test_a_closed_terminal_is_ignored_under_nohup(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         kill = partial(os.kill, os.getpid(), signal.SIGHUP)
@@ -109,7 +109,7 @@ def test_a_terminal_that_closes_is_not_minded_under_nohup(tmp_path: Path) -> Non
         assert len(store.last(10)) == 3
 
 
-def test_a_defect_ends_the_controller_and_still_gives_the_lease_back(
+def test_a_defect_ends_the_controller_and_still_returns_the_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped: list[str] = []
@@ -128,7 +128,7 @@ def test_a_defect_ends_the_controller_and_still_gives_the_lease_back(
     assert stopped == ["stop"]
 
 
-def test_a_cycle_that_took_too_long_is_followed_at_once_and_none_is_made_up_for() -> None:
+def test_an_overlong_cycle_is_followed_at_once_and_missed_ones_are_skipped() -> None:
     run = rig(proposes(verdict="keep"))
     run.engine.silence()
     begun: list[float] = []

@@ -32,7 +32,7 @@ def blocked(run: Rig) -> bool:
     return run.engine.running.tuning_state().blocked
 
 
-def test_a_resume_that_comes_late_leaves_a_block_that_somebody_set_since() -> None:
+def test_a_late_resume_leaves_a_newer_block_in_place() -> None:
     run = made()
     run.port.script = out_of_reach
     ask(run, operator.resume)
@@ -47,7 +47,7 @@ def test_a_resume_that_comes_late_leaves_a_block_that_somebody_set_since() -> No
     assert not blocked(run) and operator.pending(run.store) == (None, None)
 
 
-def test_a_block_that_comes_while_a_cycle_does_a_resume_stays() -> None:
+def test_a_block_set_during_a_resume_stays() -> None:
     """When the cycle looked, there was nothing to lift."""
     armed: list[Stage] = []
 
@@ -63,7 +63,7 @@ def test_a_block_that_comes_while_a_cycle_does_a_resume_stays() -> None:
     assert blocked(run) and operator.pending(run.store) == (None, None)
 
 
-def test_a_revert_that_is_asked_for_while_a_cycle_does_a_resume_wins() -> None:
+def test_a_revert_requested_during_a_resume_wins() -> None:
     armed: list[Stage] = []
 
     def after(stage: Stage) -> None:
@@ -83,7 +83,7 @@ def test_a_revert_that_is_asked_for_while_a_cycle_does_a_resume_wins() -> None:
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_resume_lifts_the_block_that_was_there_and_none_of_a_later_start(restart: bool) -> None:
+def test_a_resume_lifts_the_known_block_and_none_of_a_later_boot(restart: bool) -> None:
     run = made()
     run.engine.running.revert(NO)
     run.run(1)
@@ -108,7 +108,7 @@ def both_wait() -> Rig:
     return run
 
 
-def test_a_revert_and_a_resume_that_both_waited_leave_the_engine_open() -> None:
+def test_a_pending_revert_and_resume_leave_the_engine_unblocked() -> None:
     run = both_wait()
     run.port.script = None
     run.run(1)
@@ -117,7 +117,7 @@ def test_a_revert_and_a_resume_that_both_waited_leave_the_engine_open() -> None:
     assert not blocked(run) and operator.pending(run.store) == (None, None)
 
 
-def test_a_resume_after_a_revert_that_waited_does_not_lift_what_somebody_blocked_before_it_was_done() -> None:
+def test_a_resume_after_a_pending_revert_does_not_lift_a_block_set_in_between() -> None:
     run = both_wait()
     run.engine.running.revert(NO)
     run.port.script = None

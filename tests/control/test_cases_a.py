@@ -76,7 +76,7 @@ def test_case_1_short_requests_behind_long_prompts_are_helped_by_the_cap() -> No
 # --- 3 -----------------------------------------------------------------------------------------
 
 
-def test_case_3_a_push_under_which_nobody_is_let_in_is_worse_though_every_gap_is_short() -> None:
+def test_case_3_a_push_that_admits_no_request_is_worse_despite_short_gaps() -> None:
     """The only target is on gaps, and of the requests that end under the push every one meets it."""
     given = options(
         search_requests=20, slo=Slo((Target("longest_gap", 0.3, 0.99),)), bounds={"max_running": (1.0, 32.0)}
@@ -91,7 +91,7 @@ def test_case_3_a_push_under_which_nobody_is_let_in_is_worse_though_every_gap_is
     assert revert.verify is not None and (revert.verify.observed_gain or 0.0) < 0.0 and run.setting == BOOT
 
 
-def test_case_3_falling_throughput_under_a_long_prompt_is_not_read_as_health() -> None:
+def test_case_3_falling_throughput_under_a_long_prompt_is_not_healthy() -> None:
     """Whoever ended was served well; running requests finish, none replaces them, and more and more wait."""
     traffic = Traffic(rate_rps=2.0, documents=0, output_tokens=40)
     engine = LiveEngine(traffic, boot=BOOT._replace(step_tokens=256), kv_blocks=20_000, model_tokens=200_000)
@@ -147,7 +147,7 @@ def test_case_5_a_cap_without_effect_is_dropped_from_the_search() -> None:
 
 
 @pytest.mark.slow
-def test_case_6_what_ran_live_is_told_as_it_was_and_nothing_is_made_monotone_of_it() -> None:
+def test_case_6_live_results_are_reported_as_measured_not_made_monotone() -> None:
     """Four limits, tails 3.6, 4.1, 6.3, 4.0 s: the search hears of every one, under its own knob and share."""
     shares = {1: 0.96, 4: 0.90, 8: 0.965}
     given = options(search_requests=20, bounds={"max_partial_prefills": (0.0, 8.0)})
@@ -178,7 +178,7 @@ def test_case_6_what_ran_live_is_told_as_it_was_and_nothing_is_made_monotone_of_
 
 
 @pytest.mark.slow
-def test_case_7_what_one_load_taught_is_forgotten_under_another() -> None:
+def test_case_7_lessons_of_one_load_do_not_apply_under_another() -> None:
     """First a small budget is better, then, under another load, the large one: there is no sign that always holds."""
 
     def reply(job: Job) -> SearchAnswer:
@@ -203,7 +203,7 @@ def test_case_7_what_one_load_taught_is_forgotten_under_another() -> None:
 # --- 8 -----------------------------------------------------------------------------------------
 
 
-def test_case_8_targets_that_no_setting_meets_are_said_to_be_infeasible_and_noise_is_not_chased() -> None:
+def test_case_8_targets_that_no_setting_meets_are_infeasible_and_noise_is_not_chased() -> None:
     slo = Slo((Target("tpot", 0.0001, 0.99), Target("longest_gap", 0.3, 0.99)))
     run = rig(
         proposes(chunk_cap_tokens=256, verdict="infeasible", gain=0.004, noise=0.02),
@@ -263,7 +263,7 @@ def test_case_12_the_observed_ceiling_counts_where_the_set_budget_is_not_in_forc
     "bounds",
     [{"chunk_cap_tokens": (0.0, 8192.0)}, {"chunk_cap_tokens": (0.0, 8192.0), "step_tokens": (1024.0, 4096.0)}],
 )
-def test_case_12_an_observed_ceiling_moves_no_budget_that_the_operator_holds(
+def test_case_12_an_observed_ceiling_does_not_move_a_budget_the_operator_fixed(
     bounds: dict[str, tuple[float, float]],
 ) -> None:
     run = clamped_rig(proposes(chunk_cap_tokens=128), bounds=bounds)
@@ -276,7 +276,7 @@ def test_case_12_an_observed_ceiling_moves_no_budget_that_the_operator_holds(
 # --- 15 ----------------------------------------------------------------------------------------
 
 
-def test_case_15_two_stable_levels_are_an_alarm_and_not_chased() -> None:
+def test_case_15_two_stable_levels_raise_an_alarm_and_are_not_chased() -> None:
     engine = LiveEngine(Traffic(rate_rps=1.0, documents=0, output_tokens=12, prompt_tokens=100), jitter=0.0)
     slo = Slo((Target("tpot", 0.06, 0.99),))
     run = rig(

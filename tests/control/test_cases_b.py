@@ -42,7 +42,7 @@ def test_case_23_kv_full_and_preempting_is_kv_bound_and_no_budget_is_moved(full:
     assert full.records[-1].lease_left_s is not None, "what is in force stays"
 
 
-def test_case_23_throughput_that_does_not_come_back_is_an_alarm(full: Rig) -> None:
+def test_case_23_throughput_that_does_not_recover_is_an_alarm(full: Rig) -> None:
     """The load has gone, the pace of those that are left has not come back: tuning waits for a person."""
     full.engine.slow = 4.0
     full.engine.abort_some(1.0)
@@ -75,7 +75,7 @@ def test_case_25_a_request_that_never_fits_is_a_stall_and_nothing_is_tuned() -> 
 
 
 @pytest.mark.parametrize("meanwhile", ["nothing", "pause", "deploy"])
-def test_case_25_a_push_under_which_the_engine_stalls_is_taken_back(meanwhile: str) -> None:
+def test_case_25_a_push_under_which_the_engine_stalls_is_reverted(meanwhile: str) -> None:
     going: list[bool] = []
     run = rig(proposes(step_tokens=512), options=QUICK, deploying=lambda: bool(going))
     run.run(6, until=lambda r: r.action is Action.PUSH)
@@ -106,7 +106,7 @@ def _none_of(page: wire.RequestColumns) -> wire.RequestColumns:
 # --- 28 ----------------------------------------------------------------------------------------
 
 
-def test_case_28_a_storm_of_callers_that_hang_up_is_no_verdict_on_a_setting() -> None:
+def test_case_28_an_abort_storm_is_no_verdict_on_a_setting() -> None:
     run = rig(proposes(step_tokens=512), options=QUICK)
     run.run(2)
     hang_up = [True]

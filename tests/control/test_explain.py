@@ -56,7 +56,7 @@ def test_a_push() -> None:
     assert _text(push(41)) == PUSHED
 
 
-def test_a_push_that_is_taken_back() -> None:
+def test_a_reverted_push() -> None:
     seen = figures(attainment=0.84, failed=3, preemptions=12)
     worse = verify(40, verdict="worse", reason="loss_shown", observed_gain=-0.064, crossed=("gap_p99_s",))
     record = hold(
@@ -66,7 +66,7 @@ def test_a_push_that_is_taken_back() -> None:
     assert _text(record) == REVERTED
 
 
-def test_an_engine_that_does_not_answer() -> None:
+def test_an_unreachable_engine() -> None:
     record = hold(
         48, Reason.UNREACHABLE, observed=None, in_force=None, lease_left_s=None,
         detail="no connection,\nConnection refused",
@@ -74,7 +74,7 @@ def test_an_engine_that_does_not_answer() -> None:
     assert _text(record) == BLIND
 
 
-def test_every_code_has_words_and_no_word_has_no_code() -> None:
+def test_every_code_has_a_text_and_every_text_a_code() -> None:
     assert set(MEANING) == set(NEXT) == set(CODES)
     for words in (MEANING, NEXT):
         assert all(
@@ -108,7 +108,7 @@ def test_five_lines_whatever_happened(reason: Reason, action: Action) -> None:
         assert MEANING[reason] in lines[3] and NEXT[reason] in lines[4]
 
 
-def test_shadow_says_what_live_mode_would_push() -> None:
+def test_shadow_mode_reports_what_live_mode_would_push() -> None:
     lines = explain(hold(3, Reason.SHADOW, would_push={"step_tokens": 512}, mode="shadow"))
     assert "live mode would push token budget 512 tokens" in lines[3]
 
@@ -145,8 +145,6 @@ def test_numbers_for_people() -> None:
         (None, None, "a step model with no knee that the steps would hold (floor_unknown)"),
     ],
 )
-def test_a_knee_that_the_steps_do_not_hold_is_bounded_where_they_bound_it(
-    low: float | None, high: float | None, said: str
-) -> None:
+def test_an_unidentified_knee_is_shown_with_its_known_bound(low: float | None, high: float | None, said: str) -> None:
     open_fit = fit(knee_tokens=None, knee_low_tokens=low, knee_high_tokens=high, codes=("floor_unknown",))
     assert said in explain(hold(5, Reason.WITHIN_NOISE, fit=open_fit))[1]

@@ -44,7 +44,7 @@ def test_the_engines_own_constants_come_back(steps: StepRows) -> None:
     assert fit.coefficients["slope_s_per_token"] == pytest.approx(SLOW.slope_s_per_token, rel=0.05)
 
 
-def test_no_size_of_step_is_left_out_by_the_fit(steps: StepRows) -> None:
+def test_the_fit_leaves_out_no_step_size(steps: StepRows) -> None:
     """Most steps are decodes; a fit that explains only those would be off by a third on every long step."""
     learner = taught(steps)
     samples = learner.samples()
@@ -54,7 +54,7 @@ def test_no_size_of_step_is_left_out_by_the_fit(steps: StepRows) -> None:
     assert abs(np.median(np.log(long.duration_s / predict(found.model, long)))) < 0.05
 
 
-def test_a_fit_alone_takes_no_size_of_step_for_outliers_because_the_rest_fits_a_little_tighter() -> None:
+def test_a_fit_does_not_reject_a_step_size_because_the_rest_fits_tighter() -> None:
     """Two lines explain the decodes of this engine almost equally well; under one of them the longest are outliers."""
     engine = LiveEngine(jitter=0.01, seed=2)
     engine.advance(150.0)
@@ -120,7 +120,7 @@ def test_the_accepted_model_outlives_the_controller_but_not_another_model(steps:
 
 
 @pytest.mark.slow
-def test_an_engine_that_becomes_slower_is_noticed_and_learnt_anew() -> None:
+def test_a_slower_engine_is_detected_and_refitted() -> None:
     engine = LiveEngine()
     learner = Learner()
 
@@ -182,7 +182,7 @@ def test_what_is_sampled_after_a_drift_is_kept_until_there_is_a_refit(steps: Ste
     assert learner.due, "and a refusal holds for hundreds of steps, not for as many as ever were"
 
 
-def test_a_model_that_is_started_instead_of_another_takes_nothing_over(steps: StepRows) -> None:
+def test_another_model_on_the_engine_starts_over(steps: StepRows) -> None:
     store = MemoryStore()
     learner = taught(steps)
     learner.recall(store, "m")
@@ -194,14 +194,14 @@ def test_a_model_that_is_started_instead_of_another_takes_nothing_over(steps: St
     assert learner.model is not None, "and the first one's is still in the store"
 
 
-def test_another_start_of_the_engine_begins_anew(steps: StepRows) -> None:
+def test_an_engine_restart_starts_over(steps: StepRows) -> None:
     learner = taught(steps)
     learner.fit()
     learner.restart()
     assert not learner.enough and learner.model is not None, "the model stays until there is a newer one"
 
 
-def test_noise_is_told_as_the_same_steps_twice(steps: StepRows) -> None:
+def test_noise_gets_the_same_steps_twice(steps: StepRows) -> None:
     modelled, measured = noise_pairs(SLOW, steps, most=500)
     assert len(modelled) == len(measured) == 500
     assert measured == tuple(steps.samples().duration_s[-500:])

@@ -169,7 +169,7 @@ def good_rounds() -> BoolArray:
     return rounds_of(controlled().engine, fixed_list(), ROUNDS - 1).good(*targets())
 
 
-def test_the_traffic_is_what_the_issue_says() -> None:
+def test_the_traffic_is_the_stated_mix() -> None:
     requests = fixed_list()
     long = requests.prompt_tokens >= SIZES.long[0]
     assert abs(float(long.mean()) - 1 / 8) < 0.03 and len(requests) >= 60

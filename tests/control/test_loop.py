@@ -65,7 +65,7 @@ def test_the_gain_is_real(better: Rig) -> None:
     assert (first.attainment or 0.0) < 0.93 < (last.attainment or 0.0)
 
 
-def test_every_cycle_is_written_down_whole_and_in_order(better: Rig) -> None:
+def test_every_cycle_is_recorded_completely_and_in_order(better: Rig) -> None:
     assert [record.number for record in better.store.records] == list(range(1, 13))
     for record in better.store.records:
         assert set(record.took_s) == set(Stage)
@@ -80,12 +80,12 @@ def test_the_lease_is_held_and_renewed_in_every_cycle(better: Rig) -> None:
     assert all(push.reason and len(push.reason) < 200 for push in better.port.pushes)
 
 
-def test_what_was_meant_was_noted_before_the_push(better: Rig) -> None:
+def test_the_trial_is_recorded_before_the_push(better: Rig) -> None:
     push = next(record for record in better.records if pushed(record))
     assert json.loads(better.store.noted[push.number]) == push.pushed
 
 
-def test_the_search_is_told_other_models_that_the_fit_allows(better: Rig) -> None:
+def test_the_search_gets_other_models_that_the_fit_allows(better: Rig) -> None:
     for job in better.searcher.jobs:
         fit = next(r.fit for r in reversed(better.records) if r.fit and r.fit.coefficients == job.model._asdict())
         names = ("slope_s_per_token", "floor_s")
@@ -103,7 +103,7 @@ def test_the_fit_holds_the_engines_own_knee(better: Rig) -> None:
     assert fit.knee_low_tokens <= 200.0 <= fit.knee_high_tokens
 
 
-def test_a_prediction_that_held_widens_the_trust_region_and_a_lie_halves_it(better: Rig) -> None:
+def test_a_correct_prediction_widens_the_trust_region_and_a_wrong_one_halves_it(better: Rig) -> None:
     assert better.records[-1].trust == pytest.approx(48.0)
     liar = rig(proposes(step_tokens=512, gain=0.4))
     liar.run(12, until=lambda record: record.verify is not None and record.verify.verdict == "better")
@@ -111,7 +111,7 @@ def test_a_prediction_that_held_widens_the_trust_region_and_a_lie_halves_it(bett
     assert liar.records[-1].trust == pytest.approx(16.0)
 
 
-def test_the_live_trial_is_told_to_the_next_search(better: Rig) -> None:
+def test_the_live_trial_reaches_the_next_search(better: Rig) -> None:
     trial = memory_of(better).tried[-1]
     assert trial.verdict == "better" and trial.setting["step_tokens"] == 512
     assert trial.attainment is not None and trial.attainment > 0.9
@@ -121,7 +121,7 @@ def test_the_live_trial_is_told_to_the_next_search(better: Rig) -> None:
     assert run.searcher.jobs and [one.setting for one in run.searcher.jobs[-1].live] == [setting_of(trial.setting)]
 
 
-def test_a_known_traffic_brings_its_setting_back_at_once(better: Rig) -> None:
+def test_known_traffic_restores_its_setting_at_once(better: Rig) -> None:
     """The engine was started anew; before any search has answered, the proven setting is tried again."""
     store = MemoryStore()
     store.values = dict(better.store.values)
@@ -131,7 +131,7 @@ def test_a_known_traffic_brings_its_setting_back_at_once(better: Rig) -> None:
     assert "before" in run.records[-1].detail
 
 
-def test_what_was_proven_with_another_model_proves_nothing_of_this_one(better: Rig) -> None:
+def test_proof_with_another_model_does_not_count(better: Rig) -> None:
     store = MemoryStore()
     store.values = dict(better.store.values)
     remember(store, memory_of(better).but(trust=Trust(4.0, failed=3)))
@@ -146,9 +146,7 @@ def test_what_was_proven_with_another_model_proves_nothing_of_this_one(better: R
 
 
 @pytest.mark.parametrize(("told", "kv_used", "asks"), [(True, 0.95, True), (False, 0.5, True), (False, 0.95, False)])
-def test_no_twin_is_asked_about_a_pool_that_fills_and_whose_size_nobody_tells(
-    told: bool, kv_used: float, asks: bool
-) -> None:
+def test_a_full_pool_of_unknown_size_is_not_simulated(told: bool, kv_used: float, asks: bool) -> None:
     run = rig(proposes(verdict="keep"), options=options(search_requests=20))
     state, steps = run.engine.running.tuning_state, run.port.steps_after
 
@@ -226,7 +224,7 @@ def test_a_bad_setting_is_reverted_within_two_cycles(lied: Rig) -> None:
     assert lied.setting == GOOD
 
 
-def test_our_own_revert_blocks_nobody_and_the_lease_is_claimed_again(lied: Rig) -> None:
+def test_our_own_revert_does_not_block_and_the_lease_is_claimed_again(lied: Rig) -> None:
     state = lied.engine.running.tuning_state()
     assert not state.blocked and state.lease is None
     lied.run(1)
@@ -235,7 +233,7 @@ def test_our_own_revert_blocks_nobody_and_the_lease_is_claimed_again(lied: Rig) 
     assert lied.setting == GOOD
 
 
-def test_what_a_trial_cost_is_booked_and_the_trust_region_shrinks(lied: Rig) -> None:
+def test_a_trials_cost_is_booked_and_the_trust_region_shrinks(lied: Rig) -> None:
     memory = memory_of(lied)
     assert sum(spent for _, spent in memory.days) > 1.0
     assert memory.trust.ratio == 16.0 and memory.trust.failed == 1
@@ -262,7 +260,7 @@ def test_a_proposal_is_acted_on_once(looks: int) -> None:
     assert len(run.port.moving) == 1 and run.records[-1].reason is Reason.SEARCHING
 
 
-def test_a_proposal_outside_of_what_was_asked_is_dropped() -> None:
+def test_a_proposal_outside_the_job_is_dropped() -> None:
     run = rig(proposes(step_tokens=512, max_running=4), options=options(search_requests=20))
     run.run(4)
     assert Reason.WORKER_FAILED in [r.reason for r in run.records] and not run.port.moving
@@ -273,7 +271,7 @@ def test_a_proposal_outside_of_what_was_asked_is_dropped() -> None:
 
 
 @pytest.mark.slow
-def test_a_push_that_shows_nothing_is_held_and_in_the_end_taken_back() -> None:
+def test_an_inconclusive_push_is_held_and_finally_reverted() -> None:
     """Traffic without documents: the budget hardly matters, and 1900 is as bad as 2048 where it does."""
     limits = replace(BOLD, max_inconclusive_s=100.0)
     run = rig(proposes(step_tokens=1900, gain=0.3), options=options(limits=limits))
@@ -303,7 +301,7 @@ def test_nothing_to_gain_is_a_good_answer() -> None:
     assert len(run.searcher.jobs) == 1, "it is not asked again before it is due"
 
 
-def test_who_is_served_well_needs_no_search() -> None:
+def test_if_all_targets_are_met_there_is_no_search() -> None:
     run = rig(proposes(step_tokens=512), engine=LiveEngine(Traffic(documents=0)), options=options(search_requests=20))
     run.run(3)
     assert run.records[-1].reason is Reason.NO_TARGETS_MISSED and not run.searcher.jobs
@@ -318,7 +316,7 @@ def test_a_twin_that_is_not_good_is_not_acted_on() -> None:
     assert few.records[-1].reason is Reason.TWIN_NOT_TRUSTED and not few.port.moving
 
 
-def test_an_unknown_gain_or_error_is_never_a_good_sign() -> None:
+def test_an_unknown_gain_or_error_is_never_pushed() -> None:
     for unknown in ({"gain": None}, {"error": None}):
         run = rig(proposes(step_tokens=512, **unknown), options=options(search_requests=20))
         run.run(4)
@@ -334,7 +332,7 @@ def test_a_gain_within_the_twins_own_error_is_not_worth_a_push() -> None:
 # --- who may push, and when --------------------------------------------------------------------
 
 
-def test_shadow_mode_says_what_it_would_push_and_asks_the_engine_for_nothing() -> None:
+def test_shadow_mode_reports_what_it_would_push_and_changes_nothing() -> None:
     run = rig(proposes(step_tokens=512), options=options(live=False, search_requests=20))
     run.run(4)
     assert run.records[-1].reason is Reason.SHADOW and run.records[-1].would_push == {"step_tokens": 512}
@@ -342,7 +340,7 @@ def test_shadow_mode_says_what_it_would_push_and_asks_the_engine_for_nothing() -
     assert run.setting == BOOT
 
 
-def test_live_waits_for_its_time_in_shadow_and_holds_no_lease_before() -> None:
+def test_live_mode_waits_out_its_shadow_time_without_a_lease() -> None:
     limits = replace(BOLD, min_shadow_s=45.0)
     run = rig(proposes(step_tokens=512), options=options(limits=limits, search_requests=20))
     run.run(8, until=pushed)
@@ -420,7 +418,7 @@ def test_the_exploration_budget_stops_trials() -> None:
     assert run.records[-1].reason is Reason.EXPLORATION_BUDGET and not run.port.moving
 
 
-def test_what_was_spent_today_counts_and_tomorrow_is_another_day(lied: Rig) -> None:
+def test_todays_spending_counts_and_tomorrow_starts_at_zero(lied: Rig) -> None:
     spent = sum(amount for _, amount in memory_of(lied).days)
     limits = replace(BOLD, exploration_slo_s_per_day=spent + 0.1)
     store = MemoryStore()
@@ -433,7 +431,7 @@ def test_what_was_spent_today_counts_and_tomorrow_is_another_day(lied: Rig) -> N
     assert pushed(run.records[-1])
 
 
-def test_operator_thresholds_win_over_statistics() -> None:
+def test_operator_thresholds_override_statistics() -> None:
     thresholds = RollbackThresholds(gap_p99_s=0.05)
     run = rig(proposes(step_tokens=512), options=options(thresholds=thresholds, search_requests=20))
     run.run(7, until=reverted)
@@ -443,7 +441,7 @@ def test_operator_thresholds_win_over_statistics() -> None:
     assert run.setting == BOOT
 
 
-def test_a_kept_setting_that_crossed_a_threshold_is_not_brought_back_as_one_that_was_proven() -> None:
+def test_a_kept_setting_that_crossed_a_threshold_is_not_restored_as_proven() -> None:
     thresholds = RollbackThresholds(gap_p99_s=0.3)
     run = rig(proposes(step_tokens=512, gain=0.12), options=options(thresholds=thresholds))
     run.run(14, until=lambda record: record.verify is not None and record.verify.verdict == "better")
@@ -495,7 +493,7 @@ def test_a_pause_keeps_what_is_in_force_and_stops_pushes() -> None:
 @pytest.mark.parametrize(
     ("wish", "reason"), [(operator.pause, Reason.PAUSED), (operator.revert, Reason.BLOCKED_AFTER_REVERT)]
 )
-def test_who_says_stop_while_a_cycle_is_under_way_finds_nothing_pushed_by_it(wish: Any, reason: Reason) -> None:
+def test_a_stop_during_a_cycle_prevents_its_push(wish: Any, reason: Reason) -> None:
     armed: list[bool] = []
 
     def after(stage: Stage) -> None:
@@ -510,7 +508,7 @@ def test_who_says_stop_while_a_cycle_is_under_way_finds_nothing_pushed_by_it(wis
     assert not run.port.moving and run.setting == BOOT and memory_of(run).trial is None
 
 
-def test_a_revert_asked_for_is_done_blocks_and_ends_with_a_resume() -> None:
+def test_a_requested_revert_blocks_until_a_resume() -> None:
     run = rig(proposes(step_tokens=512), options=options(search_requests=20))
     run.run(6, until=pushed)
     ask(run, operator.revert)
@@ -547,7 +545,7 @@ def test_a_deploy_stops_pushes() -> None:
     assert pushed(run.records[-1])
 
 
-def test_a_clean_end_gives_the_lease_back() -> None:
+def test_a_clean_exit_returns_the_lease() -> None:
     run = rig(proposes(step_tokens=512), options=options(search_requests=20))
     run.run(6, until=pushed)
     assert "boot setting" in run.controller.stop()
@@ -558,7 +556,7 @@ def test_a_clean_end_gives_the_lease_back() -> None:
 
 @pytest.mark.parametrize("bounds", [{"step_tokens": (1024.0, 4096.0)}, {"chunk_cap_tokens": (0.0, 4096.0)}])
 @pytest.mark.parametrize("proven", [False, True])
-def test_what_an_earlier_run_left_outside_of_the_operators_bounds_of_now_is_not_held_on(
+def test_a_setting_of_an_earlier_run_outside_the_present_bounds_is_not_kept(
     proven: bool, bounds: dict[str, tuple[float, float]]
 ) -> None:
     """The controller was killed under a push, and comes back with other bounds before the lease is over."""
@@ -592,7 +590,7 @@ def test_what_an_earlier_run_left_outside_of_the_operators_bounds_of_now_is_not_
         ({"order_policy": 1, "aging_s": 5.0}, ["order_policy"]),
     ],
 )
-def test_the_operators_bounds_reach_as_far_as_the_way_to_them_from_the_boot_setting(
+def test_the_operators_bounds_extend_to_the_path_from_the_boot_setting(
     changes: dict[str, float], wrong: list[str]
 ) -> None:
     bounds = {"step_tokens": (256.0, 512.0), "chunk_cap_tokens": (64.0, 256.0)}
@@ -602,7 +600,7 @@ def test_the_operators_bounds_reach_as_far_as_the_way_to_them_from_the_boot_sett
 # --- traffic -----------------------------------------------------------------------------------
 
 
-def test_a_shift_of_traffic_starts_a_search_at_once() -> None:
+def test_a_traffic_shift_starts_a_search_at_once() -> None:
     run = rig(proposes(verdict="keep"), options=options(search_every_s=100_000.0, window_s=40.0, search_requests=20))
     run.run(4)
     assert len(run.searcher.jobs) == 1
@@ -626,7 +624,7 @@ def test_the_window_that_is_searched_ran_under_one_setting() -> None:
     assert len({job.current.step_tokens for job in seen}) >= 1
 
 
-def test_an_answer_about_traffic_that_is_gone_is_dropped_and_asked_for_anew() -> None:
+def test_an_answer_about_past_traffic_is_dropped_and_requested_again() -> None:
     quick = options(search_requests=20, window_s=40.0)
     run = rig(proposes(step_tokens=512), options=quick, delay=5)
     run.run(6, until=lambda record: bool(run.searcher.jobs))
@@ -649,14 +647,14 @@ def test_a_proposal_by_a_model_that_drifted_is_not_pushed_after_the_refit() -> N
     assert not run.port.moving and run.records[-1].reason is Reason.SEARCHING
 
 
-def test_the_search_hears_of_targets_that_hold_for_some_requests_only() -> None:
+def test_the_search_gets_targets_that_apply_to_some_requests_only() -> None:
     slo = Slo(SLO.targets, (Override(Condition(min_prompt_tokens=2000), (Target("ttft", 20.0, 0.99),)),))
     run = rig(proposes(verdict="keep"), options=options(slo=slo, search_requests=20))
     run.run(2)
     assert slo_of(run.searcher.jobs[0]) == slo
 
 
-def test_a_child_that_fails_is_told_of_and_asked_again_when_due() -> None:
+def test_a_failing_child_is_reported_and_retried_when_due() -> None:
     replies = iter([WorkerError(WorkerFault.DIED, "gone"), None])
 
     def reply(job: Job) -> SearchAnswer | WorkerError:
@@ -671,7 +669,7 @@ def test_a_child_that_fails_is_told_of_and_asked_again_when_due() -> None:
     assert pushed(run.records[-1])
 
 
-def test_a_child_that_does_not_start_is_not_asked_in_every_cycle() -> None:
+def test_a_child_that_does_not_start_is_not_retried_in_every_cycle() -> None:
     run = rig(proposes(step_tokens=512), options=options(search_requests=20, search_every_s=60.0))
     tries: list[int] = []
 
@@ -685,7 +683,7 @@ def test_a_child_that_does_not_start_is_not_asked_in_every_cycle() -> None:
     assert 1 <= len(tries) <= 2, "when it is due"
 
 
-def test_a_neighbour_that_slows_the_engine_down_is_not_held_against_the_push() -> None:
+def test_a_slowdown_by_a_neighbour_does_not_count_against_the_push() -> None:
     """The better setting, and an engine that takes half as long again since the push: no verdict, and none of worse."""
     run = rig(proposes(step_tokens=512, gain=0.12), options=options(search_requests=20))
     run.run(3)
@@ -699,7 +697,7 @@ def test_a_neighbour_that_slows_the_engine_down_is_not_held_against_the_push() -
 
 
 @pytest.mark.slow
-def test_a_refit_after_a_drift_gives_the_search_its_reach_back() -> None:
+def test_a_refit_after_a_drift_restores_the_search_region() -> None:
     """What failed, failed by the model that has been replaced."""
     store = MemoryStore()
     remember(store, Memory().but(trust=Trust(4.0, failed=3)))
@@ -712,7 +710,7 @@ def test_a_refit_after_a_drift_gives_the_search_its_reach_back() -> None:
     assert Signal.STEP_MODEL_DRIFTED.value in [signal.code for signal in run.records[-2].signals]
 
 
-def test_a_push_that_no_window_could_judge_is_not_looked_for() -> None:
+def test_a_push_that_no_window_could_judge_is_not_searched_for() -> None:
     """One request in ten seconds: a minute never sees the 40 that a verdict needs. A shadow may propose."""
     slow, given = Traffic(rate_rps=0.1, documents=2), options(search_requests=10, window_s=600.0)
     live = rig(proposes(step_tokens=512, gain=0.12), engine=LiveEngine(slow), options=given)

@@ -71,7 +71,7 @@ def test_trust_stays_inside_its_bounds(outcomes: list[bool]) -> None:
         assert LEAST_RATIO <= trust.ratio <= MOST_RATIO
 
 
-def test_the_region_is_the_meet_of_envelope_operator_and_trust() -> None:
+def test_the_region_is_the_intersection_of_envelope_operator_and_trust() -> None:
     found = region(BOOT, ENVELOPE, {"step_tokens": (600.0, 9999.0)}, Trust(2.0))
     assert found == {"step_tokens": (1024.0, 4096.0)}
     assert region(BOOT, ENVELOPE, {"step_tokens": (600.0, 9999.0)}, Trust(8.0)) == {"step_tokens": (600.0, 8192.0)}
@@ -89,13 +89,13 @@ def test_knobs_that_are_absent_need_a_restart_or_showed_no_effect_are_not_search
 
 
 @given(st.integers(1, 8192), st.integers(0, 8192), st.floats(LEAST_RATIO, MOST_RATIO))
-def test_what_is_in_force_lies_inside_the_region(budget: int, cap: int, ratio: float) -> None:
+def test_the_setting_in_force_lies_inside_the_region(budget: int, cap: int, ratio: float) -> None:
     in_force = BOOT._replace(step_tokens=budget, chunk_cap_tokens=cap)
     low, high = region(in_force, ENVELOPE, ANY, Trust(ratio)).get("step_tokens", (budget, budget))
     assert low <= budget <= high
 
 
-def test_a_part_that_no_record_can_hold_is_left_out_and_the_rest_is_written_down() -> None:
+def test_an_unserialisable_part_is_left_out_of_the_record() -> None:
     draft = Draft(ManualClock(), 7, "live", "test", lambda stage: None)
     draft.put(in_force={"step_tokens": -3}, revision=4, lease_left_s=math.nan)
     record = draft.record(Decision(Action.REVERT, Reason.VERDICT_WORSE, detail="why"))
@@ -119,7 +119,7 @@ def test_only_a_loss_costs() -> None:
     assert measured_cost_slo_s(math.nan, 50.0) == 0.0
 
 
-def test_the_account_is_by_day_and_a_clock_that_comes_back_finds_its_day() -> None:
+def test_the_account_is_by_day_and_survives_a_clock_that_jumps_back() -> None:
     account = Account().with_spent("2026-03-01", 30.0).with_spent("2027-08-09", 5.0).with_spent("2026-03-01", 10.0)
     assert account.spent("2026-03-01") == 40.0
     assert account.spent("2026-03-02") == 0.0
@@ -128,7 +128,7 @@ def test_the_account_is_by_day_and_a_clock_that_comes_back_finds_its_day() -> No
     assert account.spent("2026-03-01") == 40.0 and len(account.days) <= 4
 
 
-def test_an_account_of_no_number_is_refused() -> None:
+def test_a_nan_account_is_refused() -> None:
     with pytest.raises(InputError):
         Account((("2026-03-01", math.nan),))
 
@@ -236,7 +236,7 @@ def tried(verdict: str = "worse", traffic: Traffic = CALM, **changes: Any) -> Tr
     return Tried(**(values | changes))
 
 
-def test_a_setting_that_was_tried_in_vain_is_not_tried_again_under_like_traffic() -> None:
+def test_a_failed_setting_is_not_retried_under_similar_traffic() -> None:
     wanted = BOOT._replace(step_tokens=520)
     assert refuted(wanted, [tried()], CALM)
     assert refuted(wanted, [tried("inconclusive")], CALM)
@@ -246,14 +246,14 @@ def test_a_setting_that_was_tried_in_vain_is_not_tried_again_under_like_traffic(
     assert not refuted(wanted, [tried(), tried("better")], CALM), "the latest counts"
 
 
-def test_a_trial_that_nobody_could_judge_stands_in_the_way_for_a_day_and_a_loss_for_good() -> None:
+def test_an_inconclusive_trial_blocks_a_retry_for_a_day_and_a_loss_for_good() -> None:
     wanted = BOOT._replace(step_tokens=520)
     for verdict, days, stands in (("inconclusive", 0.9, True), ("inconclusive", 1.1, False), ("worse", 400.0, True)):
         assert refuted(wanted, still_told([tried(verdict)], days * 86_400.0), CALM) is stands
     assert len(still_told([tried("inconclusive")], -1e9)) == 0, "a clock that was set back does not make it last"
 
 
-def test_a_proven_setting_comes_back_for_its_traffic_and_its_start() -> None:
+def test_a_proven_setting_is_restored_for_its_traffic_and_boot() -> None:
     found = proven(BOOT, [tried("better", observed_gain=0.2)], CALM)
     assert found is not None and found.setting["step_tokens"] == 512
     assert proven(BOOT, [tried("better")], RUSH) is None
@@ -262,7 +262,7 @@ def test_a_proven_setting_comes_back_for_its_traffic_and_its_start() -> None:
 
 
 @pytest.mark.parametrize("place", ["tried", "kept"])
-def test_a_memory_with_knobs_of_another_release_is_begun_anew(place: str) -> None:
+def test_a_memory_with_knobs_of_another_release_starts_over(place: str) -> None:
     strange = knobs_of(BOOT) | {"warp_factor": 9}
     kept = Kept(boot_id="b", setting=strange, push_cycle=1)
     other = tried().model_copy(update={"before": strange})
@@ -277,14 +277,14 @@ def test_a_memory_with_knobs_of_another_release_is_begun_anew(place: str) -> Non
     assert recall(store).shadow_s == 5.0
 
 
-def test_near_settings_are_one_and_switches_never_are() -> None:
+def test_near_settings_count_as_one_and_switches_never_do() -> None:
     assert near(BOOT, BOOT._replace(step_tokens=2100))
     assert not near(BOOT, BOOT._replace(step_tokens=4096))
     assert not near(BOOT, BOOT._replace(order_policy=DEADLINE))
     assert not near(BOOT, BOOT._replace(chunk_cap_tokens=2000))
 
 
-def test_a_knob_without_effect_needs_several_silent_trials_and_one_effect_clears_it() -> None:
+def test_a_knob_needs_several_trials_without_effect_to_be_dropped_and_one_effect_clears_it() -> None:
     silent = tried("inconclusive", knobs={"chunk_cap_tokens": 256}, observed_gain=0.01, half_width=0.05)
     assert without_effect([silent], CALM) == frozenset()
     assert without_effect([silent, silent], CALM) == {"chunk_cap_tokens"}
@@ -295,7 +295,7 @@ def test_a_knob_without_effect_needs_several_silent_trials_and_one_effect_clears
     assert without_effect([both, both], CALM) == frozenset(), "two knobs at once say nothing of either"
 
 
-def test_windows_of_the_same_traffic_are_alike_and_of_other_traffic_are_not() -> None:
+def test_windows_match_only_for_the_same_traffic() -> None:
     def window(seed: int, documents: int, rate_rps: float, requests: int = 60) -> Traffic:
         source = LiveTraffic(rate_rps=rate_rps, documents=documents).requests(seed)
         rows = [next(source) for _ in range(requests)]
@@ -335,7 +335,7 @@ def columns(rows: list[tuple[float, int, int]]) -> dict[str, Any]:
         BOOT._replace(order_policy=DEADLINE, ttft_target_s=2.0, prefill_s_per_token=1e-4),
     ],
 )
-def test_a_push_says_exactly_what_differs(after: Setting) -> None:
+def test_a_push_names_exactly_what_differs(after: Setting) -> None:
     model = NAMED_MODELS["8b-2tbs"]
     request = push_request(BOOT, after, lease_s=30.0, revision=3, actor="a", why="b", model=model)
     wish = wire.parse(wire.PushRequest, request.model_dump_json().encode()).to_push()
@@ -363,12 +363,12 @@ def test_settings_that_do_the_same_are_one() -> None:
         assert canonical(used) == used
 
 
-def test_a_value_without_a_place_in_the_protocol_is_an_input_error() -> None:
+def test_a_value_that_the_protocol_cannot_carry_is_an_input_error() -> None:
     with pytest.raises(InputError):
         push_request(BOOT, BOOT._replace(step_tokens=0), lease_s=30.0, revision=0, actor="a", why="b")
 
 
-def test_a_policy_that_predicts_step_times_never_leaves_without_its_constants() -> None:
+def test_a_step_time_policy_is_always_sent_with_its_constants() -> None:
     """Constants of 0 would say that no step ever takes too long."""
     wanted = BOOT._replace(budget_policy=STEP_TIME_TARGET, budget_target_s=0.03)
     with pytest.raises(InputError, match="step model"):
@@ -389,7 +389,7 @@ def test_gap_targets_at_bounds_that_the_engine_does_not_count_are_judged_by_the_
 
 
 @pytest.mark.parametrize(("shown", "taken"), [(None, 512), (600, 512), (256, 256), (24, 32)])
-def test_a_budget_that_the_steps_show_is_taken_but_never_below_the_sequence_cap(shown: int | None, taken: int) -> None:
+def test_an_observed_budget_is_used_but_never_below_the_sequence_cap(shown: int | None, taken: int) -> None:
     """A twin cannot run 32 requests in steps of 24 tokens; the engine that seems to is one that holds some back."""
     seen = cast(Seen, SimpleNamespace(ceiling_tokens=shown, setting=Setting(step_tokens=512, max_running=32)))
     assert effective(seen).step_tokens == taken

@@ -16,7 +16,7 @@ def state(tmp_path: Path) -> Iterator[StateFile]:
         yield found
 
 
-def test_nobody_asked_for_anything(state: StateFile) -> None:
+def test_without_a_request_nothing_is_pending(state: StateFile) -> None:
     assert not operator.read(state).paused and not operator.read(state).blocked
     assert operator.pending(state) == (None, None)
 
@@ -43,12 +43,12 @@ def test_a_revert_blocks_until_a_resume_and_is_done_once(state: StateFile) -> No
     assert operator.pending(state) == (None, None)
 
 
-def test_a_revert_and_a_resume_before_the_loop_looked_are_both_done_in_that_order(state: StateFile) -> None:
+def test_a_revert_and_a_resume_before_the_loop_runs_are_done_in_order(state: StateFile) -> None:
     reverted, resumed = operator.revert(state, "a", "x", 1.0), operator.resume(state, "b", "y", 2.0)
     assert operator.pending(state) == (reverted, resumed)
 
 
-def test_a_revert_takes_an_unfinished_resume_back(state: StateFile) -> None:
+def test_a_revert_cancels_an_unfinished_resume(state: StateFile) -> None:
     operator.resume(state, "b", "y", 1.0)
     reverted = operator.revert(state, "a", "x", 2.0)
     assert operator.pending(state) == (reverted, None) and operator.read(state).blocked
@@ -69,7 +69,7 @@ def test_what_is_done_is_remembered_for_a_few_requests_only(state: StateFile) ->
     assert len(state.value(operator.DONE_KEY) or "") < 100
 
 
-def test_a_revert_that_was_done_is_not_done_again_however_many_pauses_and_resumes_follow(state: StateFile) -> None:
+def test_a_done_revert_is_not_repeated_after_many_pauses_and_resumes(state: StateFile) -> None:
     operator.mark_done(state, operator.revert(state, "a", "x", 0.0))
     for turn in range(6):
         operator.pause(state, "a", "x", float(turn))
@@ -88,7 +88,7 @@ def test_requests_that_cannot_be_read_are_not_the_absence_of_any(state: StateFil
     assert not operator.read(state).paused
 
 
-def test_two_who_ask_at_once_both_get_what_they_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_simultaneous_requests_are_both_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pause over HTTP while somebody types a revert: whoever writes second does not undo the first."""
     with StateFile.own(tmp_path) as state, StateFile.visit(tmp_path) as other:
         known = operator._parsed

@@ -19,14 +19,14 @@ def _at(*parts: int) -> float:
     return datetime(*parts, tzinfo=UTC).timestamp()
 
 
-def test_monday_midnight_is_minute_0_where_the_operator_is() -> None:
+def test_monday_midnight_in_the_operators_timezone_is_minute_0() -> None:
     assert minute_of_week(_at(2026, 1, 5), ZoneInfo("UTC")) == 0
     assert minute_of_week(_at(2026, 1, 4, 23), BERLIN) == 0
     assert minute_of_week(_at(2026, 1, 4, 22, 59), BERLIN) == WEEK_MINUTES - 1
     assert minute_of_week(_at(2026, 1, 4, 18, 15), KATHMANDU) == 0  # half hours and quarters count
 
 
-def test_in_spring_an_hour_of_the_wall_clock_does_not_occur() -> None:
+def test_in_spring_an_hour_is_skipped() -> None:
     sunday = 6 * 1440
     before, after = _at(2026, 3, 29, 0, 59), _at(2026, 3, 29, 1, 0)
     assert minute_of_week(before, BERLIN) == sunday + 119
@@ -53,7 +53,7 @@ def test_the_same_window_on_both_sides_of_a_change_starts_at_the_same_wall_clock
 
 @settings(max_examples=50)
 @given(st.integers(0, 4_000_000_000), st.sampled_from([BERLIN, NEW_YORK, KATHMANDU]))
-def test_a_week_is_never_left_and_a_minute_later_is_the_next_one_but_for_changes(at_s: int, zone: ZoneInfo) -> None:
+def test_minutes_stay_in_the_week_and_advance_by_one_except_at_clock_changes(at_s: int, zone: ZoneInfo) -> None:
     minute = minute_of_week(at_s, zone)
     step = (minute_of_week(at_s + 60, zone) - minute) % WEEK_MINUTES
     assert 0 <= minute < WEEK_MINUTES
@@ -61,12 +61,12 @@ def test_a_week_is_never_left_and_a_minute_later_is_the_next_one_but_for_changes
     assert hour_of_day(at_s, zone) == minute // 60 % 24
 
 
-def test_the_day_is_the_operators() -> None:
+def test_the_day_is_in_the_operators_timezone() -> None:
     assert day(_at(2026, 3, 28, 23, 30), BERLIN) == "2026-03-29"
     assert day(_at(2026, 3, 28, 23, 30), NEW_YORK) == "2026-03-28"
 
 
 @pytest.mark.parametrize("wall_s", [float("nan"), float("inf"), -1.0, 1e12])
-def test_a_clock_that_cannot_be_is_refused(wall_s: float) -> None:
+def test_an_impossible_clock_is_refused(wall_s: float) -> None:
     with pytest.raises(InputError, match="wall clock"):
         minute_of_week(wall_s, BERLIN)

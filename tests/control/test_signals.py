@@ -62,13 +62,13 @@ def test_healthy_traffic_of_many_kinds_raises_none(seed: int, rate_rps: float, b
         assert found(run(chat(seed, rate_rps, 30, (50, longest)), Setting(budget, max_running=128))) == {}
 
 
-def test_nothing_is_said_of_nothing(healthy: Window) -> None:
+def test_no_rows_raise_no_signal(healthy: Window) -> None:
     empty = replace(healthy, steps=StepRows.none(), requests=RequestRows.none())
     assert found(empty) == {} and found(empty, None) == {}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_a_few_rows_are_too_few(rule: Any, healthy: Window) -> None:
+def test_a_few_rows_raise_no_signal(rule: Any, healthy: Window) -> None:
     few = np.arange(10)
     window = replace(healthy, steps=healthy.steps.select(few), requests=healthy.requests.select(few[:0]))
     assert found(window, now_s=float(window.steps.end_s[-1])) == {}
@@ -78,7 +78,7 @@ def test_a_few_rows_are_too_few(rule: Any, healthy: Window) -> None:
 
 
 @pytest.mark.slow
-def test_more_arrives_than_the_budget_reads_and_the_queue_grows() -> None:
+def test_arrivals_beyond_the_budget_grow_the_queue() -> None:
     window = run(chat(1, 80, 5), Setting(256, max_running=128), until_s=5.0)
     evidence = found(window)[Signal.QUEUE_GROWING]
     assert evidence["last"] > evidence["first"] and evidence["full_share"] > 0.9
@@ -115,7 +115,7 @@ def test_a_budget_that_is_never_reached_is_not_in_force() -> None:
     assert observed_ceiling_tokens(busy.steps, busy.state) is None, "it is reached"
 
 
-def test_a_budget_is_not_reached_for_want_of_work_or_of_places(healthy: Window) -> None:
+def test_a_budget_unreached_for_lack_of_work_or_sequences_is_no_signal(healthy: Window) -> None:
     assert observed_ceiling_tokens(clamped(healthy, 8192).steps, healthy.state) is None, "nobody waits"
     narrow = run(chat(1, 30, 4, output=60), Setting(2048, max_running=8), until_s=4.0)
     assert (narrow.steps.waiting > 0).sum() > 100
@@ -166,7 +166,7 @@ def whole_prompts() -> Window:
     return run(asks, Setting(16_384, max_running=64))
 
 
-def test_chunking_that_is_off_is_told_from_chunking_that_the_model_switched_off(whole_prompts: Window) -> None:
+def test_chunking_off_is_distinguished_from_off_by_model(whole_prompts: Window) -> None:
     off = of_envelope(whole_prompts, chunking=False, model_tokens=16_384)
     assert Signal.CHUNKING_OFF in found(off) and Signal.CHUNKING_OFF_BY_MODEL not in found(off)
     by_model = of_envelope(whole_prompts, chunking=False, model_tokens=131_072)
@@ -175,7 +175,7 @@ def test_chunking_that_is_off_is_told_from_chunking_that_the_model_switched_off(
     assert Signal.CHUNKING_OFF not in found(by_model)
 
 
-def test_chunking_off_with_short_prompts_hurts_nobody(healthy: Window) -> None:
+def test_chunking_off_with_short_prompts_is_no_signal(healthy: Window) -> None:
     off = of_envelope(healthy, chunking=False, model_tokens=512)
     assert not {Signal.CHUNKING_OFF, Signal.CHUNKING_OFF_BY_MODEL} & set(found(off))
 
@@ -201,13 +201,13 @@ def test_a_tail_from_pauses_between_steps(healthy: Window) -> None:
     assert evidence["pause_s"] >= 0.5 and Signal.GAP_TAIL_SLOW_STEPS not in found(window)
 
 
-def test_a_tail_from_steps_that_leave_writers_out(healthy: Window) -> None:
+def test_a_tail_from_steps_that_leave_out_running_requests(healthy: Window) -> None:
     more = of_steps(healthy, running=healthy.steps.running + 5 * (np.arange(len(healthy.steps)) % 10 == 0))
     assert found(long_gaps(more, 0.5))[Signal.GAP_TAIL_LEFT_OUT]["share"] >= 0.05
     assert found(more) == {}, "a few left out without a tail hurt nobody"
 
 
-def test_preempted_requests_are_no_tail(healthy: Window) -> None:
+def test_preempted_requests_do_not_count_as_a_tail(healthy: Window) -> None:
     torn = healthy.requests.longest_gap_s + 5.0 * (np.arange(len(healthy.requests)) % 20 == 0)
     preempted = (np.arange(len(healthy.requests)) % 20 == 0).astype(np.int64)
     assert found(replace(healthy, requests=replace(healthy.requests, longest_gap_s=torn, preemptions=preempted))) == {}
@@ -238,7 +238,7 @@ def test_full_without_preemption_is_not_kv_bound(healthy: Window) -> None:
     assert found(of_steps(healthy, kv_used=np.full(len(healthy.steps), 1.0))) == {}
 
 
-def test_throughput_that_does_not_come_back_after_the_load_has_gone(healthy: Window) -> None:
+def test_throughput_that_does_not_recover_after_the_load_drops(healthy: Window) -> None:
     """Case 23, its end: the queue is gone, and each request still crawls."""
     n = len(healthy.steps)
     late = np.arange(n) >= n // 2
@@ -255,7 +255,7 @@ def test_throughput_that_does_not_come_back_after_the_load_has_gone(healthy: Win
     assert Signal.THROUGHPUT_NOT_RECOVERED not in found(loaded), "the load is still there"
 
 
-def test_waiting_preempted_and_never_done_is_stalled(healthy: Window) -> None:
+def test_waiting_preempted_and_never_finished_is_stalled(healthy: Window) -> None:
     """Case 25: pool of 69 blocks, a request of 1024 tokens that never fits; waiting stays 1, preemptions climb."""
     n = 40
     looping = healthy.steps.select(np.arange(n))
@@ -268,7 +268,7 @@ def test_waiting_preempted_and_never_done_is_stalled(healthy: Window) -> None:
     assert Signal.STALLED not in [part.code for part in ends], "something came to its end"
 
 
-def test_requests_and_no_step_is_hung() -> None:
+def test_requests_without_a_step_is_hung() -> None:
     asks = [Ask(0.0, 100, 200) for _ in range(3)]
     cut = run(asks, Setting(512, max_running=64), until_s=1.5)
     assert cut.steps.running[-1] > 0
@@ -279,12 +279,12 @@ def test_requests_and_no_step_is_hung() -> None:
     assert found(idle, now_s=idle.state.now_s + 600.0) == {}, "an idle engine is not hung"
 
 
-def test_a_drifted_model_is_passed_on(healthy: Window) -> None:
+def test_a_drifted_model_is_a_signal(healthy: Window) -> None:
     evidence = found(healthy, drift=Drift(1.3, 12, True))[Signal.STEP_MODEL_DRIFTED]
     assert evidence == {"ratio": 1.3, "windows": 12.0, "slower": 1.0}
 
 
-def test_steps_without_an_end_are_no_signal_to_judge_by() -> None:
+def test_steps_without_a_finished_request_raise_no_request_ended() -> None:
     slow = MODEL._replace(overhead_s=0.1)
     asks = [Ask(0.0, 100, 4000) for _ in range(3)]
     window = run(asks, Setting(512, max_running=8), until_s=35.0, model=slow)
@@ -321,12 +321,12 @@ def test_two_stable_levels_at_one_rate_raise_an_alarm(two_levels: Window) -> Non
     assert evidence["rate_after_rps"] == pytest.approx(evidence["rate_before_rps"], rel=0.5)
 
 
-def test_a_slower_level_after_a_push_is_the_pushs(two_levels: Window) -> None:
+def test_a_slower_level_after_a_push_is_blamed_on_the_push(two_levels: Window) -> None:
     pushed = of_steps(two_levels, revision=(np.arange(len(two_levels.steps)) > 300).astype(np.int64))
     assert Signal.TWO_TPOT_LEVELS not in found(pushed)
 
 
-def test_a_slower_level_at_twice_the_arrivals_is_load() -> None:
+def test_a_slower_level_at_twice_the_arrivals_is_blamed_on_load() -> None:
     asks = chat(2, 5, 8, prompt=(50, 200), output=15)
     asks += [Ask(8.0 + ask.at_s, *ask[1:]) for ask in chat(3, 20, 4, prompt=(50, 200), output=15)]
     window = run(asks, Setting(2048, max_running=64), before_step=slower_from(8.0, 4.0))
@@ -334,7 +334,7 @@ def test_a_slower_level_at_twice_the_arrivals_is_load() -> None:
 
 
 @pytest.mark.slow
-def test_equal_prompts_that_came_together_wait_unequally() -> None:
+def test_equal_prompts_that_arrived_together_wait_unequally() -> None:
     """Case 17: four cold long prompts; a cap that lets several be read side by side evens their TTFT out."""
     four = [Ask(0.01 * at, 15_000, 5) for at in range(4)]
     evidence = found(run(four, Setting(1024, max_running=64)))[Signal.TTFT_SPREAD]

@@ -31,13 +31,13 @@ def curl_lines() -> list[str]:
     return [line for line in RUNBOOK.splitlines() if line.startswith("curl ")]
 
 
-def test_every_signal_and_every_reason_has_its_section_and_no_section_is_left_over() -> None:
+def test_every_signal_and_reason_has_exactly_one_section() -> None:
     assert set(sections(SIGNALS)) == {code.value for code in Signal}
     assert set(sections(OUTCOMES)) == {code.value for code in Reason}
 
 
 @pytest.mark.parametrize("part", [SIGNALS, OUTCOMES], ids=["signals", "outcomes"])
-def test_a_section_says_what_it_means_what_was_done_and_what_to_do(part: str) -> None:
+def test_a_section_says_meaning_response_and_remedy(part: str) -> None:
     for code, text in sections(part).items():
         for label in ("*Means*: ", "*It did*: ", "*Do*: "):
             assert text.count(label) == 1, (code, label)

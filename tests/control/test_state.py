@@ -28,12 +28,12 @@ def state(tmp_path: Path) -> Iterator[StateFile]:
         yield found
 
 
-def test_it_is_a_store(state: StateFile) -> None:
+def test_the_state_file_is_a_store(state: StateFile) -> None:
     store: Store = state
     assert store.instance == state.instance and len(store.instance) == 8
 
 
-def test_records_come_back_whole_newest_first(state: StateFile) -> None:
+def test_records_round_trip_newest_first(state: StateFile) -> None:
     records = [hold(1), push(2), hold(3, Reason.VERIFYING), hold(4, verify=verify(2), fit=fit(knee_tokens=None))]
     for record in records:
         state.put(record)
@@ -60,7 +60,7 @@ def test_a_push_keeps_prediction_and_outcome_side_by_side(state: StateFile) -> N
     assert (row.requests, row.prediction_held) == (380, False)
 
 
-def test_a_push_that_was_refused_says_so(state: StateFile) -> None:
+def test_a_refused_push_is_marked_refused(state: StateFile) -> None:
     state.note_push(2, '{"step_tokens": 1024}')
     state.put(push(2, action=Action.HOLD, reason=Reason.DWELL, pushed=None))
     assert [row.ended for row in state.pushes(5)] == ["dwell"]
@@ -104,7 +104,7 @@ def test_values_are_kept_over_restarts(tmp_path: Path) -> None:
         assert second.value("trust") == "4.0"
 
 
-def test_the_second_controller_on_a_folder_is_told_who_has_it(tmp_path: Path) -> None:
+def test_a_second_controller_is_refused_with_the_holders_pid(tmp_path: Path) -> None:
     clock = ManualClock()
     code = (
         "import sys, pathlib; from rooftune.tuner.clock import SystemClock\n"
@@ -128,7 +128,7 @@ def test_the_second_controller_on_a_folder_is_told_who_has_it(tmp_path: Path) ->
     child.stdout.close()
 
 
-def test_a_failed_opening_gives_the_lock_back(tmp_path: Path) -> None:
+def test_a_failed_open_releases_the_lock(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / STATE_FILE)
     connection.execute("CREATE TABLE somebody_elses (x)")
     connection.close()
@@ -150,7 +150,7 @@ def test_a_file_of_another_release_is_refused_and_left_alone(tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be used"):
         StateFile.own(tmp_path / "file" / "s")
@@ -159,7 +159,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_visitor_reads_and_writes_while_the_controller_runs(state: StateFile) -> None:
+def test_a_second_process_reads_and_writes_while_the_controller_runs(state: StateFile) -> None:
     state.put(hold(1))
     with StateFile.visit(state.path.parent) as visitor:
         assert [record.number for record in visitor.last(5)] == [1]
@@ -169,7 +169,7 @@ def test_a_visitor_reads_and_writes_while_the_controller_runs(state: StateFile) 
     assert operator.read(state).paused
 
 
-def test_threads_share_it(state: StateFile) -> None:
+def test_threads_share_the_store(state: StateFile) -> None:
     failures: list[Exception] = []
 
     def write(first: int) -> None:
@@ -194,7 +194,7 @@ def test_threads_share_it(state: StateFile) -> None:
 # --- the disk does not take part ----------------------------------------------------------------
 
 
-def test_locked_by_another_process_is_an_error_once_and_over_when_the_lock_is(state: StateFile) -> None:
+def test_a_lock_of_another_process_is_an_error_only_while_it_lasts(state: StateFile) -> None:
     state._connection.execute("PRAGMA busy_timeout = 50")
     other = sqlite3.connect(state.path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -214,7 +214,7 @@ def _put_pushes(state: StateFile, numbers: Iterable[int]) -> None:
         state.put(push(number))
 
 
-def test_a_full_disk_loses_the_new_and_keeps_the_old(state: StateFile) -> None:
+def test_a_full_disk_keeps_the_old_records(state: StateFile) -> None:
     state.put(push(1))
     pages = state._connection.execute("PRAGMA page_count").fetchone()[0]
     state._connection.execute(f"PRAGMA max_page_count = {pages}")
@@ -230,7 +230,7 @@ def test_a_full_disk_loses_the_new_and_keeps_the_old(state: StateFile) -> None:
 
 
 @pytest.mark.slow
-def test_a_write_that_the_system_cuts_short_leaves_the_file_whole(tmp_path: Path) -> None:
+def test_a_truncated_write_leaves_the_file_intact(tmp_path: Path) -> None:
     code = (
         "import pathlib, resource, signal, sys\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -253,7 +253,7 @@ def test_a_write_that_the_system_cuts_short_leaves_the_file_whole(tmp_path: Path
         assert [record.number for record in state.last(5000)] == list(range(int(stored), 0, -1))
 
 
-def test_closed_is_an_error_of_the_store(state: StateFile) -> None:
+def test_a_closed_store_raises_a_store_error(state: StateFile) -> None:
     state.close()
     with pytest.raises(StoreError):
         state.put(hold(1))
@@ -261,7 +261,7 @@ def test_closed_is_an_error_of_the_store(state: StateFile) -> None:
         state.last(1)
 
 
-def test_a_row_that_holds_no_record_is_named(state: StateFile) -> None:
+def test_an_unreadable_row_is_named(state: StateFile) -> None:
     state.put(hold(1))
     state._connection.execute("UPDATE cycles SET record = x'00'")
     with pytest.raises(StoreError, match="cycle 1 cannot be read") as caught:
@@ -282,7 +282,7 @@ def _filled(tmp_path: Path, clock: ManualClock, count: int, **limits: float) -> 
     return state
 
 
-def test_only_so_many_rows_are_kept_and_pushes_for_longer(tmp_path: Path) -> None:
+def test_rows_are_bounded_and_pushes_are_kept_longer(tmp_path: Path) -> None:
     with _filled(tmp_path, ManualClock(wall_s=START_S), 260, days=3650, rows=20) as state:
         while state.prune():
             pass
@@ -300,7 +300,7 @@ def test_the_file_does_not_grow_once_the_retention_is_reached(tmp_path: Path) ->
         assert len(state.last(5000)) < 160
 
 
-def test_old_rows_go(tmp_path: Path) -> None:
+def test_old_rows_are_deleted(tmp_path: Path) -> None:
     clock = ManualClock(wall_s=START_S)
     with _filled(tmp_path, clock, 100, days=1, rows=100_000) as state:
         clock.jump(86_400.0 + 15.0 * 61)
@@ -308,7 +308,7 @@ def test_old_rows_go(tmp_path: Path) -> None:
         assert [record.number for record in state.last(500)] == list(range(100, 60, -1))
 
 
-def test_a_clock_that_jumps_ahead_for_a_while_does_not_empty_the_history(tmp_path: Path) -> None:
+def test_a_temporary_clock_jump_does_not_empty_the_history(tmp_path: Path) -> None:
     clock = ManualClock(wall_s=START_S)
     with _filled(tmp_path, clock, PRUNE_ROWS + 150, days=1, rows=100_000) as state:
         clock.jump(10 * 365 * 86_400.0)
@@ -317,7 +317,7 @@ def test_a_clock_that_jumps_ahead_for_a_while_does_not_empty_the_history(tmp_pat
         assert len(state.last(1000)) == 150
 
 
-def test_studies_that_have_grown_too_large_are_replaced_and_it_says_so(tmp_path: Path) -> None:
+def test_oversized_studies_are_replaced_with_a_message(tmp_path: Path) -> None:
     (tmp_path / "studies.db").write_bytes(b"x" * 2_000_000)
     with StateFile.own(tmp_path, RetentionSection(studies_bytes=3_000_000)) as state:
         assert state.notes == () and (tmp_path / "studies.db").exists()
@@ -326,7 +326,7 @@ def test_studies_that_have_grown_too_large_are_replaced_and_it_says_so(tmp_path:
         assert not (tmp_path / "studies.db").exists()
 
 
-def test_the_latest_cycles_stay_however_old_they_seem(tmp_path: Path) -> None:
+def test_the_latest_cycles_are_kept_however_old_they_look(tmp_path: Path) -> None:
     clock = ManualClock(wall_s=START_S)
     with _filled(tmp_path, clock, 30, days=1, rows=100_000) as state:
         clock.jump(10 * 365 * 86_400.0)

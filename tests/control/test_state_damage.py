@@ -50,7 +50,7 @@ def _killed_while_writing(folder: Path, after: int, delay_s: float) -> int:
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(12, marks=pytest.mark.slow)])
-def test_a_kill_at_any_instant_leaves_every_cycle_whole_that_was_written(tmp_path: Path, rounds: int) -> None:
+def test_a_kill_at_any_instant_leaves_every_written_cycle_intact(tmp_path: Path, rounds: int) -> None:
     chance = random.Random(rounds)
     for _ in range(rounds):
         said = _killed_while_writing(tmp_path, chance.randrange(1, 6), chance.random() * 0.03)
@@ -74,7 +74,7 @@ def test_a_kill_at_any_instant_leaves_every_cycle_whole_that_was_written(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_reader_sees_whole_cycles_only_while_one_writes(tmp_path: Path) -> None:
+def test_a_reader_sees_only_complete_cycles_during_a_write(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout is not None and child.stdout.readline() == "ready\n"
@@ -122,7 +122,7 @@ def _filled(folder: Path) -> StateFile:
 
 
 @pytest.mark.parametrize("how", ["header", "truncated", "text", "page"])
-def test_a_damaged_file_is_moved_aside_and_a_new_one_begins(tmp_path: Path, how: str) -> None:
+def test_a_damaged_file_is_moved_aside_and_replaced(tmp_path: Path, how: str) -> None:
     with _filled(tmp_path):
         pass
     _damage(tmp_path / STATE_FILE, how)
@@ -138,7 +138,7 @@ def test_a_damaged_file_is_moved_aside_and_a_new_one_begins(tmp_path: Path, how:
         assert state.notes == () and len(state.last(5)) == 1
 
 
-def test_the_small_values_of_a_damaged_file_go_over_when_they_can_be_read(tmp_path: Path) -> None:
+def test_readable_small_values_of_a_damaged_file_are_kept(tmp_path: Path) -> None:
     with _filled(tmp_path) as state:
         operator.revert(state, "me", "bad night", START_S)
         instance = state.instance
@@ -150,7 +150,7 @@ def test_the_small_values_of_a_damaged_file_go_over_when_they_can_be_read(tmp_pa
 
 
 @pytest.mark.parametrize("how", ["header", "text"])
-def test_whoever_cannot_tell_whether_it_was_paused_begins_paused(tmp_path: Path, how: str) -> None:
+def test_a_new_file_starts_paused_if_the_pause_state_is_unreadable(tmp_path: Path, how: str) -> None:
     with _filled(tmp_path) as state:
         operator.pause(state, "me", "lunch", START_S)
     _damage(tmp_path / STATE_FILE, how)
@@ -161,7 +161,7 @@ def test_whoever_cannot_tell_whether_it_was_paused_begins_paused(tmp_path: Path,
         assert not operator.read(state).paused
 
 
-def test_a_second_damage_in_the_same_second_gets_a_name_of_its_own(tmp_path: Path) -> None:
+def test_a_second_damaged_file_in_the_same_second_gets_its_own_name(tmp_path: Path) -> None:
     for _ in range(2):
         with StateFile.own(tmp_path, clock=ManualClock(wall_s=START_S)):
             pass
@@ -170,7 +170,7 @@ def test_a_second_damage_in_the_same_second_gets_a_name_of_its_own(tmp_path: Pat
     assert len([path for path in tmp_path.iterdir() if ".damaged-" in path.name]) == 2
 
 
-def test_a_visitor_leaves_a_damaged_file_where_it_is(tmp_path: Path) -> None:
+def test_a_second_process_leaves_a_damaged_file_in_place(tmp_path: Path) -> None:
     with _filled(tmp_path):
         pass
     _damage(tmp_path / STATE_FILE, "text")
@@ -181,7 +181,7 @@ def test_a_visitor_leaves_a_damaged_file_where_it_is(tmp_path: Path) -> None:
     assert (tmp_path / STATE_FILE).read_bytes() == before
 
 
-def test_an_empty_file_is_a_new_one(tmp_path: Path) -> None:
+def test_an_empty_file_counts_as_new(tmp_path: Path) -> None:
     (tmp_path / STATE_FILE).write_bytes(b"")
     with StateFile.own(tmp_path) as state:
         assert state.notes == () and state.next_number() == 1

@@ -33,7 +33,7 @@ def test_a_logfmt_line_golden() -> None:
 
 
 @pytest.mark.parametrize("at_s", [1e15, -1e15, float("inf")])
-def test_a_wall_clock_that_names_no_date_costs_no_line(at_s: float) -> None:
+def test_an_invalid_wall_clock_loses_no_line(at_s: float) -> None:
     stream = io.StringIO()
     EventLog(stream).write(at_s, Level.INFO, outcome_fields(hold(3), "a"))
     assert "cycle=3" in stream.getvalue()
@@ -46,7 +46,7 @@ def test_a_json_line_holds_the_same() -> None:
 
 
 @given(st.text(max_size=40))
-def test_a_line_stays_one_line_and_its_words_can_be_told_apart(text: str) -> None:
+def test_a_log_line_stays_one_parseable_line(text: str) -> None:
     for form in ("logfmt", "json"):
         line = render(0.0, Level.INFO, {"a": text, "b": 1}, "logfmt" if form == "logfmt" else "json")
         assert "\n" not in line and line.isprintable()
@@ -58,7 +58,7 @@ def test_a_line_stays_one_line_and_its_words_can_be_told_apart(text: str) -> Non
         assert shlex.split(render(0.0, Level.INFO, {"a": text}, "logfmt"))[2] == f"a={text}"
 
 
-def test_lines_below_the_level_are_left_out_and_a_stream_that_fails_harms_nobody() -> None:
+def test_lines_below_the_level_are_dropped_and_a_failing_stream_is_harmless() -> None:
     stream = io.StringIO()
     log = EventLog(stream, "warning")
     log.write(0.0, Level.INFO, {"a": 1})

@@ -91,7 +91,7 @@ def _bearer(token: str = TOKEN) -> dict[str, str]:
 # --- health ---------------------------------------------------------------------------------------
 
 
-def test_healthy_while_cycles_come_ready_once_one_has_read_the_engine(bare: Rig) -> None:
+def test_healthy_while_cycles_run_and_ready_after_a_successful_read(bare: Rig) -> None:
     assert bare.json("GET", "/healthz") == (200, {"healthy": True, "since_cycle_s": 0.0})
     assert bare.ask("GET", "/readyz")[0] == 503
     bare.server.publish(hold(1))
@@ -102,14 +102,14 @@ def test_healthy_while_cycles_come_ready_once_one_has_read_the_engine(bare: Rig)
     assert bare.ask("GET", "/healthz")[0] == 200
 
 
-def test_not_ready_while_the_engine_is_not_read_or_nothing_can_be_kept_yet_healthy(bare: Rig) -> None:
+def test_unreadable_engine_or_store_is_not_ready_but_healthy(bare: Rig) -> None:
     unread = (Reason.UNREACHABLE, Reason.UNAUTHORIZED, Reason.NO_PROTOCOL, Reason.GARBAGE)
     for reason in (*unread, Reason.STORE_FAILED):
         bare.server.publish(hold(1, reason))
         assert bare.ask("GET", "/readyz")[0] == 503 and bare.ask("GET", "/healthz")[0] == 200
 
 
-def test_a_wall_clock_that_jumps_does_not_make_it_sick(bare: Rig) -> None:
+def test_a_wall_clock_jump_does_not_affect_health(bare: Rig) -> None:
     bare.server.publish(hold(1))
     bare.clock.jump(1e6)
     assert bare.ask("GET", "/healthz")[0] == 200
@@ -148,7 +148,7 @@ def test_what_a_push_shows(bare: Rig) -> None:
     )
 
 
-def test_counters_add_up_and_signals_that_went_are_0(bare: Rig) -> None:
+def test_counters_add_up_and_past_signals_are_0(bare: Rig) -> None:
     bare.server.publish(push(1))
     bare.server.publish(hold(2, lost_steps=7))
     bare.server.publish(hold(3, verify=verify(1), signals=(SignalPart(code="kv_bound", evidence={}),), lost_requests=2))
@@ -170,7 +170,7 @@ def test_a_verdict_is_counted_once_and_not_in_every_cycle_of_its_trial(bare: Rig
     assert bare.samples()["verdicts_total", ("inconclusive",)] == 1
 
 
-def test_what_the_twin_said_stands_until_it_is_asked_again_or_the_engine_is_another(bare: Rig) -> None:
+def test_the_twins_figures_stay_until_the_next_search_or_another_engine(bare: Rig) -> None:
     bare.server.publish(hold(1, twin=twin(), proposal=proposal()))
     first = bare.samples()
     bare.server.publish(hold(2))
@@ -187,7 +187,7 @@ def test_what_the_twin_said_stands_until_it_is_asked_again_or_the_engine_is_anot
     assert error not in bare.samples()
 
 
-def test_what_is_not_known_has_no_sample(bare: Rig) -> None:
+def test_an_unknown_value_has_no_sample(bare: Rig) -> None:
     bare.server.publish(push(1))
     bare.server.publish(hold(2, observed=None, in_force=None, lease_left_s=None, metrics_age_s=None))
     names = {name for name, _ in bare.samples()}
@@ -197,13 +197,13 @@ def test_what_is_not_known_has_no_sample(bare: Rig) -> None:
     assert ("attainment_ratio", ("predicted",)) not in bare.samples()
 
 
-def test_a_lease_that_is_over_is_0_never_negative(bare: Rig) -> None:
+def test_an_expired_lease_is_0_never_negative(bare: Rig) -> None:
     bare.server.publish(hold(1))
     bare.clock.sleep(1000.0)
     assert bare.samples()["lease_left_seconds", ()] == 0
 
 
-def test_a_store_that_does_not_answer_costs_its_series_alone(bare: Rig) -> None:
+def test_an_unavailable_store_hides_only_its_series(bare: Rig) -> None:
     bare.state.close()
     bare.server.publish(hold(1))
     found = bare.samples()
@@ -234,7 +234,7 @@ def test_without_a_token_file_nothing_is_changed(bare: Rig) -> None:
     assert operator.read(bare.state) == operator.OperatorRequests()
 
 
-def test_with_one_only_who_has_it_may(rig: Rig) -> None:
+def test_with_a_token_file_only_its_token_may_change_anything(rig: Rig) -> None:
     wrong = ("Bearer ", f"Bearer {TOKEN[1:]}", f"Bearer {TOKEN.upper()}", TOKEN, f"Basic {TOKEN}", f"Bearer {TOKEN}x")
     for path in ("/pause", "/resume", "/revert"):
         assert rig.ask("POST", path, {})[0] == 401
@@ -242,14 +242,14 @@ def test_with_one_only_who_has_it_may(rig: Rig) -> None:
     assert operator.read(rig.state) == operator.OperatorRequests()
 
 
-def test_a_block_that_was_set_at_the_engine_itself_shows_as_one(rig: Rig) -> None:
+def test_a_block_set_at_the_engine_is_shown(rig: Rig) -> None:
     rig.server.publish(hold(6))
     assert rig.samples()[("blocked", ())] == 0.0
     rig.server.publish(hold(7, Reason.BLOCKED_AFTER_REVERT))
     assert rig.samples()[("blocked", ())] == 1.0
 
 
-def test_pause_resume_and_revert_leave_their_wishes_with_actor_and_reason(rig: Rig) -> None:
+def test_pause_resume_and_revert_record_actor_and_reason(rig: Rig) -> None:
     status, said = rig.json("POST", "/pause", {"actor": "ann", "reason": "deploy"}, **_bearer())
     assert status == 200 and said["asked"] == "pause"
     asked = operator.read(rig.state).paused
@@ -268,7 +268,7 @@ def test_pause_resume_and_revert_leave_their_wishes_with_actor_and_reason(rig: R
     assert "actor=http:ann reason=deploy" in rig.log.getvalue()
 
 
-def test_a_token_is_changed_without_a_restart_and_one_that_is_gone_lets_nobody_in(rig: Rig) -> None:
+def test_a_token_changes_without_a_restart_and_a_missing_one_refuses_everything(rig: Rig) -> None:
     rig.token_path.write_text("n" * 20)
     assert rig.ask("POST", "/pause", {}, **_bearer())[0] == 401
     assert rig.ask("POST", "/pause", {}, **_bearer("n" * 20))[0] == 200
@@ -276,7 +276,7 @@ def test_a_token_is_changed_without_a_restart_and_one_that_is_gone_lets_nobody_i
     assert rig.ask("POST", "/pause", {}, **_bearer("n" * 20))[0] == 401
 
 
-def test_a_store_that_fails_is_said_and_nothing_is_promised(rig: Rig) -> None:
+def test_a_failing_store_is_reported_and_nothing_is_promised(rig: Rig) -> None:
     rig.state.close()
     status, said = rig.json("POST", "/revert", {}, **_bearer())
     assert status == 503 and "state.db" in said["error"]
@@ -304,7 +304,7 @@ def test_odd_requests(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-def test_bytes_that_are_no_http_and_clients_that_say_nothing_do_no_harm(rig: Rig) -> None:
+def test_non_http_bytes_and_silent_clients_do_no_harm(rig: Rig) -> None:
     address = ("127.0.0.1", rig.server.port or 0)
     for data in (b"\x16\x03\x01\x00\xff" * 50, b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", b"\r\n\r\n", b""):
         with closing(socket.create_connection(address, timeout=5)) as client:

@@ -27,7 +27,7 @@ def on_trial(**given: Any) -> Rig:
 # --- exploration -------------------------------------------------------------------------------
 
 
-def test_a_trial_that_nobody_could_judge_costs_what_was_at_risk_as_long_as_it_lasted() -> None:
+def test_an_inconclusive_trial_costs_its_risk_for_as_long_as_it_lasted() -> None:
     run = on_trial()
     run.engine.slow = 1.5  # another engine than before the push: nothing can be compared
     run.run(4)
@@ -42,7 +42,7 @@ def test_a_trial_that_nobody_could_judge_costs_what_was_at_risk_as_long_as_it_la
     assert sum(spent for _, spent in memory_of(run).days) == run.records[-2].spent_slo_s
 
 
-def test_what_was_measured_takes_the_place_of_what_was_at_risk() -> None:
+def test_a_measured_cost_replaces_the_risk() -> None:
     run = on_trial()
     run.run(6, until=lambda record: record.verify is not None and record.verify.verdict == "better")
     assert run.setting == FITTING and run.records[-1].spent_slo_s == 0.0
@@ -65,14 +65,14 @@ def preempt(run: Rig, count: int) -> None:
 
 
 @pytest.mark.parametrize(("count", "back"), [(1, False), (3, True)])
-def test_one_preemption_just_after_a_push_is_no_rate_and_several_are(count: int, back: bool) -> None:
+def test_one_preemption_after_a_push_is_not_a_rate_but_several_are(count: int, back: bool) -> None:
     run = on_trial(thresholds=RollbackThresholds(preemptions_per_s=0.05))
     preempt(run, count)
     run.run(4, until=reverted)
     assert (run.records[-1].reason is Reason.OPERATOR_THRESHOLD) is back and (run.setting == BOOT) is back
 
 
-def test_where_no_preemption_is_allowed_one_is_enough_once_the_window_can_tell() -> None:
+def test_if_no_preemption_is_allowed_one_is_enough_once_the_window_is_long_enough() -> None:
     run = on_trial(thresholds=RollbackThresholds(preemptions_per_s=0.0))
     preempt(run, 1)
     run.run(5, until=reverted)
@@ -82,7 +82,7 @@ def test_where_no_preemption_is_allowed_one_is_enough_once_the_window_can_tell()
 # --- callers that hang up ----------------------------------------------------------------------
 
 
-def test_more_hang_up_only_where_fewer_did_before() -> None:
+def test_hang_ups_count_only_if_fewer_happened_before() -> None:
     def ended(aborted: int, count: int = 100) -> IntArray:
         return np.array([ABORTED] * aborted + [FINISHED] * (count - aborted))
 
@@ -91,7 +91,7 @@ def test_more_hang_up_only_where_fewer_did_before() -> None:
     assert not rising(ended(40), ended(5)), "nobody failed"
 
 
-def test_callers_that_always_hang_up_take_no_push_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_constant_hang_ups_revert_no_push(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of all do, before the push as after it."""
     monkeypatch.setattr(observe_stage, "STORM_SHARE", 1.0)  # or nothing would be pushed
     run = rig(proposes(step_tokens=512, gain=0.12), options=options(search_requests=20, verify_s=40.0))
@@ -114,14 +114,14 @@ def all_clients_wait(run: Rig, tokens: int, clients: int) -> None:
         run.engine.submit(100, tokens)
 
 
-def test_a_push_under_which_nobody_comes_to_an_end_goes_back_before_a_window_is_over() -> None:
+def test_a_push_under_which_no_request_finishes_is_reverted_early() -> None:
     run = on_trial()
     all_clients_wait(run, 8000, 40)
     run.run(5, until=reverted)
     assert run.records[-1].reason is Reason.STALLED and run.setting == BOOT
 
 
-def test_long_answers_that_keep_nobody_waiting_are_no_stall() -> None:
+def test_long_answers_without_a_queue_are_not_a_stall() -> None:
     run = on_trial()
     all_clients_wait(run, 8000, 30)
     run.run(5)
@@ -131,7 +131,7 @@ def test_long_answers_that_keep_nobody_waiting_are_no_stall() -> None:
 # --- the day's budget --------------------------------------------------------------------------
 
 
-def test_a_trial_that_has_cost_what_the_day_allows_goes_back() -> None:
+def test_a_trial_that_spends_the_daily_budget_is_reverted() -> None:
     limits = replace(BOLD, exploration_slo_s_per_day=1.0)
     run = on_trial(limits=limits)
     run.engine.slow = 1.5  # nothing can be compared, and two in a hundred are at risk
@@ -144,7 +144,7 @@ def test_a_trial_that_has_cost_what_the_day_allows_goes_back() -> None:
 # --- the engine's own pace ---------------------------------------------------------------------
 
 
-def test_steps_that_take_longer_at_the_pushed_size_are_held_against_the_push() -> None:
+def test_slower_steps_at_the_pushed_size_count_against_the_push() -> None:
     """Chunks of about 512 tokens take nearly three times what the model says of them; decodes are what they were."""
     run = rig(proposes(step_tokens=512, gain=0.12), options=options(search_requests=20))
     runner = run.engine.running._loop._runner

@@ -20,7 +20,7 @@ from tests.control.test_loop import BOOT, memory_of, pushed, reverted
 Gains = dict[int, tuple[float, float]]
 
 
-def test_losses_too_small_to_be_seen_add_up_and_their_noise_adds_up_more_slowly() -> None:
+def test_small_losses_add_up_faster_than_their_noise() -> None:
     way = Way(start={"step_tokens": 2048})
     lost = []
     for _ in range(4):
@@ -66,7 +66,7 @@ def strides(monkeypatch: pytest.MonkeyPatch, gains: Gains, *wanted: int) -> Rig:
 SMALL = (-0.03, 0.05)
 
 
-def test_strides_that_lost_in_all_go_back_to_where_they_began(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strides_that_lost_in_total_are_reverted_to_their_start(monkeypatch: pytest.MonkeyPatch) -> None:
     run = strides(monkeypatch, {1024: SMALL, 512: SMALL, 256: SMALL}, *[128] * 20)
     run.run(60, until=reverted)
     assert [r.pushed for r in run.records if pushed(r)] == [{"step_tokens": n} for n in (1024, 512, 256)]
@@ -98,7 +98,7 @@ def test_strides_that_lost_in_all_are_noted_from_their_start_also_when_the_answe
     assert (tried.before["step_tokens"], tried.setting["step_tokens"]) == (2048, 256)
 
 
-def test_what_was_proven_before_the_strides_is_in_force_again_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_setting_proven_before_the_strides_is_restored_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     run = strides(
         monkeypatch, {1500: (0.1, 0.05), 750: SMALL, 375: SMALL, 188: SMALL}, 1500, *[100] * 20
     )  # fmt: skip
@@ -112,7 +112,7 @@ def test_what_was_proven_before_the_strides_is_in_force_again_and_kept(monkeypat
     assert run.setting.step_tokens == 1500 and Action.REVERT not in [r.action for r in run.records[-3:]]
 
 
-def test_a_gain_ends_the_account_of_the_strides_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gain_resets_the_account_of_earlier_strides(monkeypatch: pytest.MonkeyPatch) -> None:
     run = strides(monkeypatch, {1024: SMALL, 512: (0.2, 0.05), 256: SMALL, 128: SMALL}, *[64] * 20)
     run.run(60, until=lambda r: r.pushed == {"step_tokens": 64})
     kept = memory_of(run).kept

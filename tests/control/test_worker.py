@@ -93,7 +93,7 @@ def test_a_child_that_answers_twice_is_one_process_and_each_answer_comes_once(st
     assert wait(searcher) == ANSWER and pid == first
 
 
-def test_asking_and_polling_do_not_wait_for_a_child_that_reads_nothing(start: Start, small: Job) -> None:
+def test_submitting_and_polling_do_not_block_on_a_child_that_reads_nothing(start: Start, small: Job) -> None:
     searcher = start("import time; time.sleep(600)")
     big = small.model_copy(update={"noise_modelled_s": (0.01,) * 60_000})  # far beyond what a pipe holds
     begun = time.monotonic()
@@ -121,7 +121,7 @@ def test_asking_and_polling_do_not_wait_for_a_child_that_reads_nothing(start: St
         ("sys.stdout.buffer.write(bytes(range(128, 256)) + b'\\n'); sys.stdout.flush()", WorkerFault.NONSENSE),
     ],
 )
-def test_each_way_to_fail_has_its_name_is_told_once_and_the_next_job_has_a_new_child(
+def test_each_failure_has_a_name_is_reported_once_and_gets_a_new_child(
     start: Start, small: Job, tmp_path: Path, script: str, fault: WorkerFault
 ) -> None:
     flag = tmp_path / "second"
@@ -137,7 +137,7 @@ def test_each_way_to_fail_has_its_name_is_told_once_and_the_next_job_has_a_new_c
     assert wait(searcher) == ANSWER
 
 
-def test_a_hanging_child_is_ended_after_its_time_with_everything_it_started(start: Start, small: Job) -> None:
+def test_a_hung_child_is_killed_after_its_timeout_with_its_descendants(start: Start, small: Job) -> None:
     clock = ManualClock()
     started = (
         "import subprocess; print(json.dumps({'number': n, 'stage': str(subprocess.Popen(['sleep', '600']).pid)}),"
@@ -158,7 +158,7 @@ def test_a_hanging_child_is_ended_after_its_time_with_everything_it_started(star
     assert gone(pid) and gone(grandchild)
 
 
-def test_a_stopped_child_is_a_hanging_one(start: Start, small: Job) -> None:
+def test_a_stopped_child_counts_as_hung(start: Start, small: Job) -> None:
     clock = ManualClock()
     searcher = start(_READ + _STAGE + "os.kill(os.getpid(), signal.SIGSTOP)\n" + _ANSWER, clock)
     searcher.ask(small)
@@ -168,7 +168,7 @@ def test_a_stopped_child_is_a_hanging_one(start: Start, small: Job) -> None:
     assert caught.value.fault is WorkerFault.TIMED_OUT
 
 
-def test_a_refusal_is_the_childs_own_words_and_the_child_lives_on(start: Start, small: Job) -> None:
+def test_a_refusal_passes_on_the_childs_message_and_keeps_the_child(start: Start, small: Job) -> None:
     refuse = "print(json.dumps({'number': n, 'refused': 'window too short; wait'}), flush=True)\n"
     stay = "signal.pause()"  # it must still live when its number is read
     searcher = start(_READ + refuse + "n = json.loads(sys.stdin.buffer.readline())['number']\n" + _ANSWER + stay)
@@ -181,7 +181,7 @@ def test_a_refusal_is_the_childs_own_words_and_the_child_lives_on(start: Start, 
     assert searcher.child_pid == pid and wait(searcher) == ANSWER
 
 
-def test_a_child_that_fell_asleep_as_the_job_came_is_replaced_once(start: Start, small: Job, tmp_path: Path) -> None:
+def test_a_child_that_idled_out_as_the_job_arrived_is_replaced_once(start: Start, small: Job, tmp_path: Path) -> None:
     flag = tmp_path / "asleep"
     asleep = f"import os, sys\nif not os.path.exists({str(flag)!r}):\n open({str(flag)!r}, 'w').close(); sys.exit(0)\n"
     searcher = start(asleep + _READ + _ANSWER)
@@ -201,16 +201,14 @@ def test_a_command_that_does_not_exist_is_a_failed_worker(small: Job) -> None:
     assert caught.value.fault is WorkerFault.DIED and not searcher.busy
 
 
-def test_an_answer_to_a_job_that_was_given_up_is_not_taken_for_the_next(start: Start, small: Job) -> None:
+def test_an_answer_to_an_abandoned_job_is_not_taken_for_the_next(start: Start, small: Job) -> None:
     late = Reply(number=0, answer=SearchAnswer(twin=ANSWER.twin.model_copy(update={"verdict": "good"}), proposal=None))
     searcher = start(_READ + f"print('{encoded(late).decode().strip()}', flush=True)\n" + _ANSWER)
     searcher.ask(small)
     assert wait(searcher) == ANSWER
 
 
-def test_a_child_that_went_to_sleep_leaves_nothing_behind_and_the_next_job_has_a_new_one(
-    start: Start, small: Job
-) -> None:
+def test_an_idle_child_exits_cleanly_and_the_next_job_starts_a_new_one(start: Start, small: Job) -> None:
     searcher = start(_READ + _ANSWER)
     searcher.ask(small)
     pid = searcher.child_pid
@@ -235,7 +233,7 @@ def test_the_real_child_goes_when_its_standard_input_closes() -> None:
     assert child.returncode == 0
 
 
-def test_the_real_child_refuses_lines_that_are_no_orders() -> None:
+def test_the_real_child_refuses_lines_that_are_not_jobs() -> None:
     child = subprocess.Popen(
         child_command(Limits()), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
     )
@@ -256,12 +254,12 @@ def test_the_parent_loads_neither_numba_nor_optuna_nor_torch() -> None:
 @pytest.mark.parametrize(
     "bad", [{"timeout_s": 0.0}, {"idle_exit_s": -1.0}, {"memory_bytes": 1}, {"nice": 20}, {"cpus": 0}]
 )
-def test_limits_that_make_no_sense_are_refused(bad: dict[str, float]) -> None:
+def test_invalid_limits_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(InputError):
         Limits(**bad)  # type: ignore[arg-type]  # on purpose
 
 
-def test_signals_for_the_controller_are_not_for_the_child(start: Start, small: Job) -> None:
+def test_the_child_ignores_signals_for_the_controller(start: Start, small: Job) -> None:
     searcher = start(_READ + _STAGE + "signal.pause()")
     searcher.ask(small)
     assert searcher.child_pid is not None

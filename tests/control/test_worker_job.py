@@ -48,7 +48,7 @@ def part_of(whole: WindowPart, rows: np.ndarray, zero_s: float = 0.0) -> WindowP
     return WindowPart(**values, gap_bounds_s=whole.gap_bounds_s, gap_over=over)
 
 
-def test_a_window_of_the_twin_itself_is_predicted_to_the_last_digit_and_searched() -> None:
+def test_a_window_simulated_by_the_twin_is_predicted_exactly_and_searched() -> None:
     found = run(job())
     assert found.twin.verdict == "good" and found.twin.attainment_error == 0.0
     assert found.twin.worst_error is not None and found.twin.worst_error < 1e-9
@@ -62,7 +62,7 @@ def test_a_window_of_the_twin_itself_is_predicted_to_the_last_digit_and_searched
     assert 128 <= setting.step_tokens <= 8192 and setting._replace(step_tokens=2048, chunk_cap_tokens=0) == BASE
 
 
-def test_a_wrong_step_model_is_found_out_and_nothing_is_proposed_on_it() -> None:
+def test_a_wrong_step_model_is_detected_and_nothing_is_proposed() -> None:
     slow = MODEL._replace(slope_s_per_token=MODEL.slope_s_per_token * 1.6, floor_s=MODEL.floor_s * 1.6)
     found = run(job(window=window(mix(), model=slow)))
     assert found.twin.verdict == "not_good" and found.proposal is None
@@ -71,7 +71,7 @@ def test_a_wrong_step_model_is_found_out_and_nothing_is_proposed_on_it() -> None
     assert found.twin.attainment_error is not None and found.twin.attainment_error >= 0.0
 
 
-def test_too_few_requests_are_searched_all_the_same_and_said_to_be_too_few() -> None:
+def test_too_few_requests_are_searched_and_reported_as_too_few() -> None:
     found = run(job(mix(span_s=8.0)))
     assert found.twin.verdict == "too_few" and found.twin.worst_error is None
     assert found.proposal is not None
@@ -100,7 +100,7 @@ def test_requests_from_before_the_window_keep_their_place() -> None:
     assert run(job(window=late)).twin == run(job()).twin
 
 
-def test_step_noise_of_the_engine_is_part_of_the_twin() -> None:
+def test_the_twin_includes_the_engines_step_noise() -> None:
     rng = np.random.default_rng(5)
     modelled = rng.uniform(0.01, 0.1, 400)
     measured = modelled * np.where(rng.random(400) < 0.05, 3.0, 1.0)
@@ -127,7 +127,7 @@ def test_step_noise_of_the_engine_is_part_of_the_twin() -> None:
     assert abs(with_noise.errors["longest gap p95"]) < 0.25 < abs(without.errors["longest gap p95"])
 
 
-def test_targets_that_the_window_cannot_show_are_judged_by_what_it_can() -> None:
+def test_targets_beyond_the_window_are_judged_by_what_it_shows() -> None:
     gap = Target("gap", 0.05, 0.99)
     assert [t.metric for t in slo_of(job(slo=Slo((TTFT, gap)))).targets] == ["ttft", "longest_gap"]
     assert [t.metric for t in slo_of(job()).targets] == ["ttft", "gap"]
@@ -162,7 +162,7 @@ def test_where_many_ran_live_the_newest_are_heard_and_the_archive_keeps_the_olde
 
 
 @pytest.mark.slow
-def test_53_a_wider_grid_other_bounds_and_other_knobs_go_on_with_one_storage(tmp_path: Path) -> None:
+def test_53_a_wider_grid_other_bounds_and_knobs_share_one_storage(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'studies.db'}"
     narrow = {"max_partial_prefills": (0.0, 1.0), "step_tokens": (256.0, 512.0)}
     wide = {**BOUNDS, "max_partial_prefills": (0.0, 8.0), "order_policy": (0.0, 2.0)}
@@ -172,7 +172,7 @@ def test_53_a_wider_grid_other_bounds_and_other_knobs_go_on_with_one_storage(tmp
     assert len(Archive(url, "shop").remembered(10)) >= 2
 
 
-def test_47_a_locked_storage_is_refused_in_words_and_the_next_job_is_well(
+def test_47_a_locked_storage_is_refused_with_a_message_and_the_next_job_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archive, "LOCK_WAIT_S", 0.05)
@@ -201,7 +201,7 @@ def test_47_a_locked_storage_is_refused_in_words_and_the_next_job_is_well(
         ({"current": {"step_tokens": 1 << 20}}, "boot envelope"),
     ],
 )
-def test_a_job_that_makes_no_sense_is_an_error_of_ours_with_a_remedy(changes: dict[str, object], words: str) -> None:
+def test_an_invalid_job_raises_an_error_with_a_remedy(changes: dict[str, object], words: str) -> None:
     with pytest.raises(RooftuneError, match=words) as caught:
         run(job().model_copy(update=changes))
     assert ";" in str(caught.value)

@@ -28,7 +28,7 @@ def searcher() -> Iterator[ChildSearcher]:
     made.close()
 
 
-def test_the_child_answers_as_the_same_code_does_in_this_process(searcher: ChildSearcher) -> None:
+def test_the_child_answers_like_the_same_code_in_process(searcher: ChildSearcher) -> None:
     asked = job()
     assert searcher.ask(asked)
     found = wait(searcher, 300.0)
@@ -43,7 +43,7 @@ def test_the_child_answers_as_the_same_code_does_in_this_process(searcher: Child
     assert wait(searcher, 300.0).proposal == found.proposal and searcher.child_pid == first
 
 
-def test_it_runs_niced_on_its_cores_with_its_memory_limited(searcher: ChildSearcher) -> None:
+def test_the_child_runs_niced_on_its_cores_with_limited_memory(searcher: ChildSearcher) -> None:
     searcher.ask(job(trials=5))
     wait(searcher, 300.0)
     pid = searcher.child_pid
@@ -55,7 +55,7 @@ def test_it_runs_niced_on_its_cores_with_its_memory_limited(searcher: ChildSearc
     assert line.split()[3] == str(Limits().memory_bytes)
 
 
-def test_killed_in_the_middle_of_a_job_it_has_died_and_the_next_job_is_answered(searcher: ChildSearcher) -> None:
+def test_killed_during_a_job_it_counts_as_dead_and_the_next_job_is_answered(searcher: ChildSearcher) -> None:
     searcher.ask(job(mix(span_s=300.0), trials=1000))
     while searcher.stage != "search":
         assert searcher.answer() is None
@@ -72,7 +72,7 @@ def test_killed_in_the_middle_of_a_job_it_has_died_and_the_next_job_is_answered(
 # Far too little. Just too little is another matter: a compiler that catches its own MemoryErrors may go on until the
 # job's time is over, and that is then what is said.
 @pytest.mark.parametrize("mib", [24, 90])
-def test_with_too_little_memory_it_says_so(mib: int) -> None:
+def test_too_little_memory_is_reported(mib: int) -> None:
     searcher = ChildSearcher(Limits(memory_bytes=mib << 20, timeout_s=300.0))
     searcher.ask(job())
     with pytest.raises(WorkerError) as caught:
@@ -81,7 +81,7 @@ def test_with_too_little_memory_it_says_so(mib: int) -> None:
     searcher.close()
 
 
-def test_it_gives_up_by_itself_when_nobody_looks() -> None:
+def test_a_job_times_out_without_polling() -> None:
     searcher = ChildSearcher(Limits(timeout_s=0.05))
     searcher.ask(job())
     pid = searcher.child_pid
@@ -115,7 +115,7 @@ def test_a_controller_killed_in_the_middle_of_a_job_leaves_no_orphan() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer")
-def test_what_cannot_be_used_is_refused_in_words(searcher: ChildSearcher) -> None:
+def test_an_unusable_job_is_refused_with_a_message(searcher: ChildSearcher) -> None:
     searcher.ask(job().model_copy(update={"model": dict(zip(StepModel._fields, MODEL[:-1], strict=False))}))
     with pytest.raises(WorkerError, match="sharpness") as caught:
         wait(searcher, 300.0)

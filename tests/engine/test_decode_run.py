@@ -87,7 +87,7 @@ def test_most_steps_of_a_full_batch_follow_the_one_before() -> None:
     assert turned(3, scarce=False, caching=True)[2] > 50
 
 
-def test_a_lone_request_that_preempts_itself_begins_anew() -> None:
+def test_a_lone_request_that_preempts_itself_starts_over() -> None:
     """Its plan may look like the one before: one token, in the same place."""
     subject, _, _ = engine(Setting(step_tokens=64, max_running=8), kv_blocks=12, reserve_whole_prompt=False)
     callers = Callers(subject)
@@ -99,7 +99,7 @@ def test_a_lone_request_that_preempts_itself_begins_anew() -> None:
     assert sum(subject.requests_after(-1).preemptions) > 2
 
 
-def test_gaps_counted_apart_and_added_are_the_gaps_of_all() -> None:
+def test_gap_counts_of_parts_add_up() -> None:
     instants_s = [0.0, 1.0, 1.5, 4.0, 4.1, 9.0]
     whole, first, later = Gaps(0.0, (0.4, 1.0)), Gaps(0.0, (0.4, 1.0)), Gaps(1.5, (0.4, 1.0))
     for now_s in instants_s[1:]:

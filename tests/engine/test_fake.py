@@ -35,7 +35,7 @@ def test_tokens_depend_on_content_and_seed_and_lie_in_the_upper_half() -> None:
     assert all(VOCAB_TOKENS // 2 <= token < VOCAB_TOKENS for tokens in said for token in tokens)
 
 
-def test_a_wrong_block_is_found() -> None:
+def test_a_wrong_block_is_detected() -> None:
     runner = fake()
     other = [*PROMPT[:3], 3, *PROMPT[4:]]
     runner.run(StepBatch((Segment(PROMPT, 0, [0, 1], True), Segment(other, 0, [2, 3], True))))
@@ -47,12 +47,12 @@ def test_a_wrong_block_is_found() -> None:
         runner.run(one([8], 6, [0, 1, 8][1:]))
 
 
-def test_a_prefix_nobody_wrote_is_found_even_without_reading_all() -> None:
+def test_an_unwritten_prefix_is_detected_without_reading_all_of_it() -> None:
     with pytest.raises(ValueError, match="position 3 was never written"):
         fake(read_all=False).run(one([8], 4, [0, 1]))
 
 
-def test_time_is_what_the_model_says_of_the_step() -> None:
+def test_a_step_takes_the_time_that_the_model_predicts() -> None:
     clock = ManualClock(5.0)
     runner = fake(cost=MODEL, clock=clock)
     said = runner.run(one(PROMPT, 0, [0, 1]))

@@ -92,7 +92,7 @@ def test_the_comparison_covers_what_it_should() -> None:
 
 
 @pytest.mark.parametrize("broken", ["order", "time"])
-def test_a_difference_would_be_seen(broken: str) -> None:
+def test_a_difference_is_detected(broken: str) -> None:
     run = as_the_engine(make_run(picker(3), 12, 1, False), 1)
     log = replay(run, prefix_caching=True)
     twin = walk(run.traffic, run.engine, run.setting, run.model, changes=run.changes)

@@ -41,7 +41,7 @@ def test_a_dry_run_measures_every_kind_of_step_and_fits_them(
 
 
 @pytest.mark.parametrize(("worst", "code"), [(0.01, 0), (0.5, 1)])
-def test_kernels_that_disagree_end_it_before_anything_is_measured(
+def test_kernels_that_disagree_stop_the_check_before_measuring(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -58,7 +58,7 @@ def test_kernels_that_disagree_end_it_before_anything_is_measured(
     assert out.exists() is (code == 0)
 
 
-def test_what_it_cannot_do_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+def test_unusable_flags_are_one_line_each(capfd: pytest.CaptureFixture[str]) -> None:
     assert gpu_check.main(["--device", "cpu", "--seconds", "0"]) == 2
     assert gpu_check.main(["--device", "cpu", "--most-tokens", "5"]) == 2
     assert capfd.readouterr().err.count("\n") == 2

@@ -34,7 +34,7 @@ def test_the_same_logits(vocabulary: int, rows: int) -> None:
     assert torch.equal(ours.argmax(dim=-1), theirs.argmax(dim=-1))
 
 
-def test_only_what_it_does_the_same_as(threads: int) -> None:
+def test_the_sliced_head_is_used_only_where_it_matches(threads: int) -> None:
     tokens = threads * SLICE_TOKENS + 1
     assert not SlicedHead.can_take(nn.Linear(8, tokens))  # a bias
     assert not SlicedHead.can_take(nn.Linear(8, tokens, bias=False).to(torch.bfloat16))

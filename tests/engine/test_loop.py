@@ -64,7 +64,7 @@ def test_scarce_blocks_preempt_and_the_records_count_it() -> None:
     assert sum(steps.preemptions) == sum(requests.preemptions) == subject.snapshot().preemptions > 5
 
 
-def test_a_common_beginning_is_computed_once_and_said_so() -> None:
+def test_a_shared_prefix_is_computed_once_and_reported() -> None:
     subject, _, runner = engine(kv_blocks=200)
     callers = Callers(subject)
     prompt = list(range(50))
@@ -84,7 +84,7 @@ def test_a_common_beginning_is_computed_once_and_said_so() -> None:
     assert subject.requests_after(-1).cached_tokens == (0, 56)
 
 
-def test_the_same_block_behind_another_beginning_is_another_content() -> None:
+def test_the_same_block_after_another_prefix_is_different_content() -> None:
     subject, _, _ = engine(kv_blocks=200)
     callers = Callers(subject)
     for beginning, following in ((1, 9), (2, 8), (1, 8), (1, 1)):
@@ -129,7 +129,7 @@ def test_an_end_token_ends_the_answer_and_frees_everything(how: str) -> None:
     check_nothing_left(subject)
 
 
-def test_what_can_never_fit_is_refused_and_the_largest_that_fits_is_served() -> None:
+def test_a_request_that_can_never_fit_is_refused_and_the_largest_that_fits_is_served() -> None:
     subject, _, _ = engine(kv_blocks=10, block_tokens=4)
     assert subject.max_request_tokens == 41
     callers = Callers(subject)
@@ -151,7 +151,7 @@ def test_bad_requests_change_nothing() -> None:
     assert not subject.step() and subject.snapshot().waiting == 0
 
 
-def test_a_full_engine_says_busy_and_takes_the_next_when_one_has_ended() -> None:
+def test_a_full_engine_is_busy_until_a_request_ends() -> None:
     subject, _, _ = engine(Setting(step_tokens=64, max_running=2), max_queue=3)
     callers = Callers(subject)
     for _ in range(5):
@@ -168,7 +168,7 @@ def test_a_full_engine_says_busy_and_takes_the_next_when_one_has_ended() -> None
     assert not callers.open
 
 
-def test_cancelled_before_its_first_step_twice_unknown_and_after_its_end() -> None:
+def test_cancel_before_the_first_step_twice_unknown_and_after_the_end() -> None:
     subject, _, runner = engine()
     callers = Callers(subject)
     early = callers.submit([1, 2, 3], 4)
@@ -185,7 +185,7 @@ def test_cancelled_before_its_first_step_twice_unknown_and_after_its_end() -> No
     check_nothing_left(subject)
 
 
-def test_stop_lets_go_of_everybody_and_takes_nobody() -> None:
+def test_stop_releases_every_request_and_accepts_none() -> None:
     subject, _, _ = engine()
     callers = Callers(subject)
     callers.submit_some(random.Random(1), 20)
@@ -199,7 +199,7 @@ def test_stop_lets_go_of_everybody_and_takes_nobody() -> None:
     check_nothing_left(subject)
 
 
-def test_keys_are_given_back_while_new_contents_go_through() -> None:
+def test_keys_are_recycled_as_new_contents_arrive() -> None:
     subject, _, _ = engine(kv_blocks=50, read_all=False)
     callers, chance = Callers(subject), random.Random(2)
     most = 0
@@ -212,7 +212,7 @@ def test_keys_are_given_back_while_new_contents_go_through() -> None:
     check_nothing_left(subject)
 
 
-def test_the_boot_setting_is_the_ceiling_unless_told() -> None:
+def test_the_boot_setting_defaults_to_the_ceiling() -> None:
     subject, _, _ = engine(BOOT, ceiling_tokens=512, max_running=16)
     assert subject.tuning_state().envelope.ceiling_tokens == 512
     push(subject, step_tokens=512, max_running=16)

@@ -46,7 +46,7 @@ def running(**options: int) -> tuple[RunningEngine, SlowEnough]:
     return engine, runner
 
 
-def test_it_is_an_engine() -> None:
+def test_the_threaded_loop_is_an_engine() -> None:
     engine: Engine = running()[0]
     assert engine.facts.name == "fake" and engine.max_request_tokens == 241
 
@@ -130,7 +130,7 @@ def test_an_idle_engine_ends_its_lease_and_wakes_for_a_request() -> None:
     engine.stop()
 
 
-def test_drain_says_that_something_is_left_and_stop_ends_it() -> None:
+def test_drain_reports_unfinished_requests_and_stop_ends_them() -> None:
     engine, runner = running()
     runner.gate = threading.Event()
     engine.start()
@@ -146,7 +146,7 @@ def test_drain_says_that_something_is_left_and_stop_ends_it() -> None:
     check_nothing_left(engine)
 
 
-def test_a_runner_that_breaks_fails_everybody_and_the_engine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_runner_fails_every_request_and_the_engine_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, runner = running()
     seen: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", seen.append)
@@ -163,7 +163,7 @@ def test_a_runner_that_breaks_fails_everybody_and_the_engine_says_so(monkeypatch
     assert isinstance(engine.tuning_state(), wire.State)
 
 
-def test_refusals_are_told_to_the_observer() -> None:
+def test_refusals_are_reported_to_the_observer() -> None:
     engine, _ = running(max_queue=0)
 
     class Reasons:

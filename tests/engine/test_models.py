@@ -31,7 +31,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def test_a_made_model_loads_and_runs(made: Path) -> None:
+def test_a_generated_model_loads_and_runs(made: Path) -> None:
     runner = load_runner(str(made), dtype="float32", kv_blocks=8)
     facts = runner.facts
     weights = made / "model.safetensors"
@@ -43,7 +43,7 @@ def test_a_made_model_loads_and_runs(made: Path) -> None:
     assert 0 <= token < facts.vocab_tokens
 
 
-def test_in_bfloat16_on_a_cpu_the_linear_layers_are_packed_and_say_the_same(made: Path) -> None:
+def test_packed_linear_layers_give_the_same_tokens_in_bfloat16_on_a_cpu(made: Path) -> None:
     if not can_pack(torch.nn.Linear(1, 1, dtype=torch.bfloat16)):
         pytest.skip("this CPU or this torch has no packed bfloat16 product")
     packed = load_runner(str(made), device="cpu", dtype="bfloat16", kv_blocks=8)
@@ -86,7 +86,7 @@ def test_its_tokenizer_encodes_any_text_and_has_a_chat_template(made: Path) -> N
         ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "recursion"),
     ],
 )
-def test_what_a_chat_template_does_wrong_is_one_line(made: Path, template: str | None, words: str) -> None:
+def test_a_chat_template_error_is_one_line(made: Path, template: str | None, words: str) -> None:
     whole = load_tokenizer(str(made))
     whole.chat_template = template
     with pytest.raises(InputError, match=words) as caught:
@@ -94,7 +94,7 @@ def test_what_a_chat_template_does_wrong_is_one_line(made: Path, template: str |
     assert "\n" not in str(caught.value)
 
 
-def test_encoding_a_long_text_stops_no_other_thread(made: Path) -> None:
+def test_encoding_a_long_text_blocks_no_other_thread(made: Path) -> None:
     """One of them turns the model."""
     tokenizer = ModelTokenizer(load_tokenizer(str(made)), 1024)
     over, ticks = threading.Event(), 0
@@ -152,7 +152,7 @@ def copy_with(made: Path, target: Path, **changes: object) -> str:
         ({}, "cannot be loaded"),
     ],
 )
-def test_what_cannot_be_run_is_refused(made: Path, tmp_path: Path, changes: dict[str, object], words: str) -> None:
+def test_an_unsupported_model_is_refused(made: Path, tmp_path: Path, changes: dict[str, object], words: str) -> None:
     with pytest.raises(InputError, match=words):
         load_runner(copy_with(made, tmp_path / "changed", **changes), kv_blocks=4)
 

@@ -99,20 +99,20 @@ def turn(runner: Comparing, seed: int, requests: int, reserve: bool) -> None:
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 4, 16]), st.booleans())
 @settings(max_examples=12)
-def test_the_same_as_made_from_nothing(seed: int, block_tokens: int, scarce: bool) -> None:
+def test_updating_in_place_equals_building_from_scratch(seed: int, block_tokens: int, scarce: bool) -> None:
     runner = Comparing.small("llama", (240 if scarce else 2000) // block_tokens, block_tokens)
     turn(runner, seed, 12, not scarce)
     assert runner.followed > 0
 
 
-def test_most_steps_of_decodes_alone_are_taken_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_most_decode_only_steps_are_updated_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "GROUP_BYTES", 24 * 1024)  # some blocks of the tiny model: many groups
     runner = Comparing.small("llama", 300, 4)
     turn(runner, 1, 40, True)
     assert runner.followed > runner.steps / 3 and runner.taken_on > 0.8 * runner.followed
 
 
-def test_layers_with_a_window_are_always_made_from_nothing() -> None:
+def test_layers_with_a_window_are_always_rebuilt() -> None:
     runner = tiny.runner("mistral-window", block_tokens=4)
     engine = RunningEngine(runner, EngineOptions(Setting(step_tokens=64, max_running=4)))
     callers = Callers(engine)
@@ -122,7 +122,7 @@ def test_layers_with_a_window_are_always_made_from_nothing() -> None:
     assert callers.tokens(number) == tiny.generated(tiny.reference("mistral-window"), [5, 9, 2, 7], 40)
 
 
-def test_a_step_that_follows_one_that_broke_is_made_from_its_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_after_a_failed_one_is_rebuilt_from_its_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = tiny.runner("llama", block_tokens=4)
     runner.run(StepBatch((Segment([5, 9], 0, [7], True),)))
 
@@ -139,7 +139,7 @@ def test_a_step_that_follows_one_that_broke_is_made_from_its_segments(monkeypatc
 
 
 @pytest.mark.parametrize("table", [[7], [7, 128], [7, -1]])
-def test_a_bad_block_table_is_refused_when_its_block_is_begun(table: list[int]) -> None:
+def test_a_bad_block_table_is_refused_at_a_new_block(table: list[int]) -> None:
     runner = tiny.runner("llama", block_tokens=4)
     runner.run(StepBatch((Segment([5, 9, 2], 0, table, True),)))
     runner.run(StepBatch((Segment([4], 3, table, True),)))
@@ -148,7 +148,7 @@ def test_a_bad_block_table_is_refused_when_its_block_is_begun(table: list[int]) 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_masks_and_slots_of_every_kind_of_number(dtype: torch.dtype) -> None:
+def test_masks_and_slots_for_every_dtype(dtype: torch.dtype) -> None:
     """Numpy knows no bfloat16: its bits are set in place of its numbers."""
     kv = KvStore(layers=2, blocks=9, block_tokens=2, kv_heads=1, head_dim=3, dtype=dtype, device=torch.device("cpu"))
     for entries in (*kv.keys, *kv.values):

@@ -71,7 +71,7 @@ class Heard:
         return [call[1:] for call in self.calls if call[0] == name]
 
 
-def test_the_desk_tells_its_book_of_a_step_only_when_something_is_due_and_it_comes_out_the_same() -> None:
+def test_the_desk_updates_its_lease_book_only_when_due_with_the_same_result() -> None:
     """Random steps, leases, reverts and clocks that jump both ways, against a book that hears of every step."""
     chance, clock = random.Random(1), ManualClock(100.0)
     envelope = Envelope(full_bounds(512, 8))
@@ -130,7 +130,7 @@ def test_no_change_starves_a_decode(end: str) -> None:
     check_nothing_left(subject)
 
 
-def test_a_lease_ends_in_the_first_step_after_its_time_and_nobody_called() -> None:
+def test_a_lease_ends_in_the_first_step_after_its_time_without_a_call() -> None:
     subject, clock, _ = engine()
     heard = Heard()
     subject.observe_with(heard)  # type: ignore[arg-type]  # it answers to every name
@@ -148,7 +148,7 @@ def test_a_lease_ends_in_the_first_step_after_its_time_and_nobody_called() -> No
     assert kinds == [(ChangeKind.PUSHED, 1, "test"), (ChangeKind.LEASE_ENDED, 2, "test")]
 
 
-def test_records_count_what_was_sent_and_join_without_a_gap() -> None:
+def test_records_count_sent_tokens_and_join_without_a_gap() -> None:
     subject, clock, runner = engine(kv_blocks=40, reserve_whole_prompt=False, gap_bounds_s=(0.009, 0.0098, 0.02))
     heard = Heard()
     subject.observe_with(heard)  # type: ignore[arg-type]  # it answers to every name
@@ -182,13 +182,13 @@ def test_records_count_what_was_sent_and_join_without_a_gap() -> None:
 
 
 @pytest.mark.parametrize("name", ["/models/" + "m" * 300, "/models/a\nb", "", "/models/\udce4\x7f", "Zwölf 東京"])
-def test_whatever_a_model_is_called_its_state_can_be_read(name: str) -> None:
+def test_any_model_name_gives_a_readable_state(name: str) -> None:
     desk = TuningDesk(About("e", "0", name, FIXED), Envelope(full_bounds(512, 8)), BOOT, ManualClock())
     state = wire.parse(wire.State, desk.tuning_state().model_dump_json().encode(), wire.MAX_ANSWER_BYTES)
     assert state.model[-20:] == "".join(char if char.isprintable() else "?" for char in name)[-20:] or not name
 
 
-def test_a_ring_says_what_it_lost() -> None:
+def test_a_ring_counts_what_it_lost() -> None:
     ring: Ring[str] = Ring(3)
     assert ring.after(-1) == ([], 0)
     for number in range(5):
@@ -202,7 +202,7 @@ def test_a_ring_says_what_it_lost() -> None:
             Ring(bad)
 
 
-def test_a_small_ring_loses_steps_and_says_so() -> None:
+def test_a_small_ring_reports_lost_steps() -> None:
     subject, _, _ = engine(ring_rows=10)
     Callers(subject).submit([1], 50)
     while subject.step():
@@ -211,7 +211,7 @@ def test_a_small_ring_loses_steps_and_says_so() -> None:
     assert (len(steps.step), steps.step[-1], steps.lost) == (10, 49, 35)
 
 
-def test_a_long_history_is_read_in_answers_of_bounded_size() -> None:
+def test_a_long_history_is_read_in_bounded_pages() -> None:
     subject, _, _ = engine(kv_blocks=200, read_all=False)
     callers = Callers(subject)
     for _ in range(7):

@@ -68,7 +68,7 @@ def test_what_an_earlier_request_left_in_a_block_is_not_read(name: str, chunk: i
 
 @pytest.mark.parametrize("name", ["llama", "mistral-window"])
 @pytest.mark.parametrize("sampled", [True, False])
-def test_a_number_that_is_none_is_noticed_and_reaches_nobody_else(name: str, sampled: bool) -> None:
+def test_nan_is_detected_and_reaches_no_other_request(name: str, sampled: bool) -> None:
     """A token whose embedding is broken makes NaN of whatever its request stores; others get its blocks later."""
     runner = tiny.runner(name, kv_blocks=24, block_tokens=4)
     requests = [Request(PROMPT[:length], 9) for length in (1, 4, 7)]
@@ -90,7 +90,7 @@ def test_a_number_that_is_none_is_noticed_and_reaches_nobody_else(name: str, sam
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("broken", [[math.nan] * 3, [-math.nan] * 3, [-math.nan, math.nan, -math.nan], [math.inf] * 3])
-def test_whether_the_rows_of_logits_were_finite(dtype: torch.dtype, broken: list[float]) -> None:
+def test_non_finite_logits_are_reported_by_row(dtype: torch.dtype, broken: list[float]) -> None:
     for logits in ([[-3.0, -1.5, -2.0], [0.0, 4.0, -1.0]], [[9.0, -1.5, -2.0], [-1.0, -4.0, -2.0]]):
         assert all_finite(torch.tensor(logits, dtype=dtype), greedy(torch.tensor(logits, dtype=dtype)))
         for row in range(2):
@@ -107,7 +107,7 @@ def test_greedy_takes_the_largest_logit_of_every_kind_of_row() -> None:
     assert sample(wide, [Sampling()] * 40, range(40)) == wide.argmax(dim=-1).tolist()
 
 
-def test_only_segments_that_sample_answer() -> None:
+def test_only_sampling_segments_return_tokens() -> None:
     runner = tiny.runner("llama")
     assert runner.run(one(Segment(PROMPT[:5], 0, [0], False))) == []
     step = StepBatch((Segment(PROMPT[5:], 5, [0, 1], False), Segment(PROMPT, 0, [2, 3], True)))

@@ -20,7 +20,7 @@ def test_the_socket_of_a_killed_server_is_taken_over(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_socket_of_a_living_server_is_not(tmp_path: Path) -> None:
+def test_the_socket_of_a_live_server_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "tuning.sock"
     with bind_unix(path) as living:
         living.listen()
@@ -39,7 +39,7 @@ def test_nothing_else_is_removed(tmp_path: Path, kind: str) -> None:
     assert path.exists()
 
 
-def test_a_client_that_vanishes_is_noticed_on_every_connection() -> None:
+def test_a_vanished_client_is_detected_on_every_connection() -> None:
     """Linux hands these down from the listening socket to those it accepts."""
     with bind_tcp("127.0.0.1", 0, 5.0) as bound:
         bound.listen()

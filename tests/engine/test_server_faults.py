@@ -77,7 +77,7 @@ def test_a_client_that_leaves_while_its_prompt_is_read_frees_its_blocks(stream: 
         assert soon(lambda: server.count_tasks() <= resting)
 
 
-def test_a_client_that_leaves_before_its_body_is_whole_or_encoded_leaves_nothing() -> None:
+def test_a_client_that_leaves_before_its_body_is_read_leaves_nothing() -> None:
     tokenizer = HeldTokenizer()
     with live(tokenizer=tokenizer) as server:
         resting = server.count_tasks()
@@ -102,7 +102,7 @@ def test_a_client_that_does_not_read_is_cut_off_and_others_are_served() -> None:
             assert soon(lambda: server.idle() and server.count_tasks() <= resting, 60)
 
 
-def test_draining_finishes_what_runs_and_takes_nothing_new() -> None:
+def test_draining_finishes_running_requests_and_refuses_new_ones() -> None:
     runner = LetterRunner(step_s=0.002)
     with live(runner=runner) as server, httpx.Client(base_url=server.public) as client:
         with client.stream("POST", PATH, json={"prompt": "hello", "max_tokens": 500, "seed": 7, "stream": True}) as got:
@@ -124,7 +124,7 @@ def test_draining_finishes_what_runs_and_takes_nothing_new() -> None:
         assert not server.thread.is_alive()
 
 
-def test_at_the_end_clients_that_neither_send_nor_read_are_no_defects(
+def test_silent_clients_at_shutdown_are_not_logged_as_defects(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One with half a body, one that reads nothing of a long answer: both are let go, without a trace in the log."""

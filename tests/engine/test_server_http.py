@@ -16,7 +16,7 @@ def server():
 
 
 @pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models", "/v1/models/letters"])
-def test_head_says_what_get_says_without_the_body(server: Live, path: str) -> None:
+def test_head_returns_the_headers_of_get(server: Live, path: str) -> None:
     head, get = HTTP.head(server.public + path), HTTP.get(server.public + path)
     assert head.status_code == get.status_code == 200 and head.content == b"" and len(get.content) > 0
     assert head.headers["content-type"] == get.headers["content-type"]
@@ -27,7 +27,7 @@ WRONG += [(method, path, {"GET", "HEAD"}) for method, path in (("POST", "/health
 WRONG_TUNING = [("POST", "knobs", {"PUT"}), ("GET", "lease", {"DELETE"}), ("PUT", "state", {"GET", "HEAD"})]
 
 
-def test_a_wrong_method_is_405_and_told_the_right_one(server: Live) -> None:
+def test_a_wrong_method_is_405_with_allow(server: Live) -> None:
     asked = [(method, server.public + path, right) for method, path, right in WRONG]
     asked += [(method, f"{server.private}/tuning/v1/{path}", right) for method, path, right in WRONG_TUNING]
     for method, url, right in asked:
@@ -54,7 +54,7 @@ def read_to_end(connection: socket.socket) -> bytes:
     return found
 
 
-def test_requests_sent_together_are_answered_in_their_order(server: Live) -> None:
+def test_pipelined_requests_are_answered_in_order(server: Live) -> None:
     with connect(server) as connection:
         connection.sendall(b"".join(request(seed, stream=seed % 2 == 0) for seed in range(5)))
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
@@ -65,14 +65,14 @@ def test_requests_sent_together_are_answered_in_their_order(server: Live) -> Non
 
 
 @pytest.mark.parametrize("how", [{"version": "1.0"}, {"extra": "Connection: close\r\n"}])
-def test_a_client_that_wants_one_answer_gets_it_and_the_end(server: Live, how: dict) -> None:
+def test_connection_close_is_honoured(server: Live, how: dict) -> None:
     with connect(server) as connection:
         connection.sendall(request(7, **how))
         answer = read_to_end(connection)
     assert answer.startswith(b"HTTP/1.1 200") and letters(7, 3, 4).encode() in answer
 
 
-def test_a_client_that_asks_before_it_sends_is_told_to_go_on(server: Live) -> None:
+def test_expect_100_continue_is_honoured(server: Live) -> None:
     whole = request(9, extra="Expect: 100-continue\r\nConnection: close\r\n")
     head, _, body = whole.partition(b"\r\n\r\n")
     with connect(server) as connection:
@@ -93,7 +93,7 @@ NONSENSE = [
 
 
 @pytest.mark.parametrize("content", NONSENSE, ids=[str(content[:40]) for content in NONSENSE])
-def test_nonsense_is_400_and_the_end_of_the_connection(server: Live, content: bytes) -> None:
+def test_nonsense_is_400_and_closes_the_connection(server: Live, content: bytes) -> None:
     with connect(server) as connection:
         connection.sendall(content)
         assert connection.recv(65536).startswith(b"HTTP/1.1 400")

@@ -123,7 +123,7 @@ NOT_JSON = [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"prompt": NaN}', b'{"prom
 
 
 @pytest.mark.parametrize("body", NOT_JSON, ids=[str(body[:30]) for body in NOT_JSON])
-def test_no_json(server: Live, body: bytes) -> None:
+def test_a_body_that_is_not_json_is_refused(server: Live, body: bytes) -> None:
     answer = post(server, COMPLETIONS, body)
     assert answer.status_code == 400
     error_of(answer)
@@ -158,7 +158,7 @@ def test_a_chat_without_a_template_or_with_an_empty_one_is_400() -> None:
             assert (answer.status_code, error["param"]) == (400, "messages") and words in error["message"]
 
 
-def test_a_model_that_is_not_here(server: Live) -> None:
+def test_an_unknown_model_is_404(server: Live) -> None:
     answer = post(server, COMPLETIONS, {"model": "other", "prompt": "x"})
     assert (answer.status_code, error_of(answer)["code"]) == (404, "model_not_found")
 
@@ -185,7 +185,7 @@ def raw(server: Live, head: str, *parts: bytes) -> bytes:
         return answer
 
 
-def test_a_body_that_says_it_is_huge_is_refused_before_it_comes(server: Live) -> None:
+def test_a_body_declared_too_large_is_refused_before_it_arrives(server: Live) -> None:
     assert raw(server, "Content-Length: 99999999999").startswith(b"HTTP/1.1 413")
 
 
@@ -194,11 +194,11 @@ def test_a_chunked_body_is_cut_off_at_the_limit(server: Live) -> None:
     assert raw(server, "Transfer-Encoding: chunked", *([chunk] * 6)).startswith(b"HTTP/1.1 413")
 
 
-def test_a_body_that_does_not_come_is_given_up(server: Live) -> None:
+def test_a_body_that_never_arrives_times_out(server: Live) -> None:
     assert raw(server, "Content-Length: 100", b"{").startswith(b"HTTP/1.1 408")
 
 
-def test_bodies_that_arrive_together_have_a_limit_too() -> None:
+def test_concurrent_bodies_share_a_limit() -> None:
     """Four clients stop short of the end of the greatest body; the fifth finds no room until they have gone."""
     with live(limits=Limits(body_bytes=20_000, bodies_bytes=1, body_s=30.0)) as server:
         port = int(server.public.rpartition(":")[2])
@@ -217,7 +217,7 @@ def test_bodies_that_arrive_together_have_a_limit_too() -> None:
         assert soon(server.idle)
 
 
-def test_a_full_queue_is_429_with_retry_after_and_no_harm() -> None:
+def test_a_full_queue_is_429_with_retry_after() -> None:
     runner = LetterRunner()
     with live(runner=runner, max_queue=1, max_running=1) as server:
         runner.gate.clear()

@@ -38,7 +38,7 @@ def test_default_length_of_a_completion_is_openais(client: openai.OpenAI) -> Non
     assert client.completions.create(model=MODEL, prompt="x").usage.completion_tokens == 16
 
 
-def test_stream_brings_every_token_in_an_event_of_its_own(client: openai.OpenAI) -> None:
+def test_a_stream_sends_one_event_per_token(client: openai.OpenAI) -> None:
     chunks = list(
         client.completions.create(
             model=MODEL, prompt="hello", max_tokens=7, seed=1, stream=True, stream_options={"include_usage": True}
@@ -52,7 +52,7 @@ def test_stream_brings_every_token_in_an_event_of_its_own(client: openai.OpenAI)
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-def test_chat_whole_and_streamed_say_the_same(client: openai.OpenAI) -> None:
+def test_chat_is_the_same_whole_and_streamed(client: openai.OpenAI) -> None:
     messages = [{"role": "system", "content": "be"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
     whole = client.chat.completions.create(model=MODEL, messages=messages, max_completion_tokens=6, seed=2)
     chunks = list(client.chat.completions.create(model=MODEL, messages=messages, max_tokens=6, seed=2, stream=True))
@@ -65,13 +65,13 @@ def test_chat_whole_and_streamed_say_the_same(client: openai.OpenAI) -> None:
     assert chunks[-1].choices[0].finish_reason == "length"
 
 
-def test_a_chat_without_a_length_goes_on_to_the_models_end(client: openai.OpenAI) -> None:
+def test_a_chat_without_max_tokens_runs_to_the_models_end(client: openai.OpenAI) -> None:
     messages = [{"role": "user", "content": "x" * 2000}]
     usage = client.chat.completions.create(model=MODEL, messages=messages).usage
     assert usage.total_tokens == 2048
 
 
-def test_end_of_sequence_ends_the_answer_and_is_no_text(client: openai.OpenAI) -> None:
+def test_end_of_sequence_ends_the_answer_and_adds_no_text(client: openai.OpenAI) -> None:
     seed = 1_000_000 + 5 + 3
     ended = client.completions.create(model=MODEL, prompt="hello", max_tokens=9, seed=seed)
     assert (ended.choices[0].text, ended.choices[0].finish_reason) == (letters(seed, 5, 3), "stop")
@@ -107,7 +107,7 @@ def test_token_ids_beside_the_text_on_request(server: Live) -> None:
     assert bytes(found["token_ids"]).decode() == found["text"] == letters(9, 2, 5)
 
 
-def test_cached_tokens_are_told(client: openai.OpenAI) -> None:
+def test_cached_tokens_are_reported(client: openai.OpenAI) -> None:
     prompt = list(range(100, 180))
     first, second = (client.completions.create(model=MODEL, prompt=prompt, max_tokens=1).usage for _ in range(2))
     assert first.prompt_tokens_details.cached_tokens == 0
@@ -129,7 +129,7 @@ def test_seedless_requests_differ(client: openai.OpenAI) -> None:
     assert len(texts) > 1
 
 
-def test_a_character_of_several_tokens_comes_whole() -> None:
+def test_a_character_of_several_tokens_is_sent_whole() -> None:
     class Euro(LetterRunner):
         def _token(self, seed: int, position: int) -> int:
             return "€".encode()[(position - 1) % 3]

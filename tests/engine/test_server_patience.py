@@ -59,14 +59,14 @@ def drip(client: socket.socket) -> None:
     raise AssertionError("a thousand headers were taken")
 
 
-def test_a_head_that_never_ends_is_cut_off(server: Live) -> None:
+def test_unfinished_request_headers_time_out(server: Live) -> None:
     with connect(server) as silent, connect(server) as client:
         client.sendall(b"GET /health HTTP/1.1\r\n")
         drip(client)
         assert cut_off(silent)
 
 
-def test_also_after_a_good_request_on_the_same_connection(server: Live) -> None:
+def test_unfinished_headers_time_out_on_a_reused_connection(server: Live) -> None:
     with connect(server) as client:
         healthy(client)
         time.sleep(1.5 * HEAD_S)  # idle between two requests is no crime
@@ -75,7 +75,7 @@ def test_also_after_a_good_request_on_the_same_connection(server: Live) -> None:
         drip(client)
 
 
-def test_slow_bodies_and_long_answers_go_on(server: Live) -> None:
+def test_slow_bodies_and_long_answers_are_not_cut_off(server: Live) -> None:
     body = json.dumps({"model": MODEL, "prompt": [7] * 5, "max_tokens": 60, "seed": 3, "ignore_eos": True}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     with connect(server) as client:

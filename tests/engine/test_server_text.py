@@ -21,7 +21,7 @@ def test_a_character_leaves_with_its_last_byte() -> None:
 
 
 @given(st.text(), st.binary(max_size=8))
-def test_every_text_comes_out_whole_and_without_broken_characters(text: str, prompt: bytes) -> None:
+def test_every_text_is_streamed_whole_without_broken_characters(text: str, prompt: bytes) -> None:
     if UNFINISHED in text:
         return
     prompt = prompt.decode(errors="ignore").encode()  # a prompt may not swallow the answer's first byte
@@ -31,7 +31,7 @@ def test_every_text_comes_out_whole_and_without_broken_characters(text: str, pro
 
 
 @given(st.binary(max_size=300) | st.integers(1, 300).map(lambda count: b"\x80" * count))
-def test_bytes_that_mean_nothing_still_come_out_once(noise: bytes) -> None:
+def test_invalid_bytes_are_emitted_once(noise: bytes) -> None:
     found = pieces(noise)
     assert "".join(found) == noise.decode(errors="replace")
     assert found[-1].count(UNFINISHED) <= 16, "too much was held back to the end"
@@ -93,14 +93,14 @@ class ByteFallback(ByteTokenizer):
 
 
 @given(st.text(alphabet="aé€😀", max_size=30))
-def test_byte_fallback_comes_out_whole(text: str) -> None:
+def test_byte_fallback_is_decoded_whole(text: str) -> None:
     detokenizer = Detokenizer(ByteFallback(256), [])
     found = [detokenizer.push(token) for token in text.encode()]
     assert "".join(found) + detokenizer.finish() == text
 
 
 @given(st.text(alphabet="aé€😀", max_size=40), st.text(alphabet="aé€😀", max_size=10))
-def test_also_behind_a_prompt_whose_last_tokens_begin_within_a_character(prompt: str, text: str) -> None:
+def test_byte_fallback_works_after_a_prompt_that_ends_within_a_character(prompt: str, text: str) -> None:
     detokenizer = Detokenizer(ByteFallback(256), list(prompt.encode()))
     found = [detokenizer.push(token) for token in text.encode()]
     assert "".join(found) + detokenizer.finish() == text
@@ -136,7 +136,7 @@ def by_characters(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
     return text, None
 
 
-def test_the_stop_string_that_is_complete_first_counts_whatever_the_order() -> None:
+def test_the_first_complete_stop_string_wins_in_any_order() -> None:
     for stops in (["bb", "a"], ["a", "bb"]):
         assert shown(["xabb"], stops) == ("x", "a")
     assert shown(["xabc"], ["abc", "b"]) == shown(list("xabc"), ["abc", "b"]) == ("xa", "b")

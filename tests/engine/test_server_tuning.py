@@ -113,7 +113,7 @@ def test_bad_queries(server: Live, query: str) -> None:
     assert call(server, "GET", "/state" + query).status_code == 422
 
 
-def test_steps_and_requests_tell_what_was_served(server: Live) -> None:
+def test_step_and_request_records_match_what_was_served(server: Live) -> None:
     body = {"prompt": [1] * 700, "max_tokens": 3}
     assert HTTP.post(f"{server.public}/v1/completions", json=body).status_code == 200
     found = wire.parse(wire.StepColumns, call(server, "GET", "/steps").content, wire.MAX_ANSWER_BYTES)
@@ -178,7 +178,7 @@ def test_with_a_token_every_route_needs_it(server: Live, token_file: Path) -> No
     assert call(server, "GET", "/state", None, {"Authorization": "Bearer rotated-token-0123456789"}).status_code == 401
 
 
-def test_without_a_token_the_public_port_has_no_such_routes_and_the_private_one_only_reads() -> None:
+def test_without_a_token_the_public_port_has_no_tuning_routes_and_the_private_one_is_read_only() -> None:
     with live() as server:
         for method, path in [*(("GET", path) for path in READS), *WRITES]:
             assert call(server, method, path, wish(), {}).status_code == 404
@@ -229,7 +229,7 @@ def test_openapi_describes_every_route_and_resolves(server: Live) -> None:
             assert target.removeprefix("#/components/schemas/") in schemas
 
 
-def test_openapi_declares_every_answer_and_what_is_in_it(server: Live) -> None:
+def test_openapi_declares_every_answer_and_its_schema(server: Live) -> None:
     page = call(server, "GET", "/openapi.json").json()
     asked = [("GET", path, None, AUTH) for path in ("/state", "/steps", "/requests", "/steps?after=x", "/state?x=1")]
     asked += [(method, path, None, {}) for method, path in [*WRITES, *(("GET", path) for path in READS[:3])]]
@@ -252,7 +252,7 @@ def test_openapi_declares_every_answer_and_what_is_in_it(server: Live) -> None:
     assert set(seen) == {200, 401, 409, 413, 422}
 
 
-def test_openapi_tells_the_bounds_of_the_query(server: Live) -> None:
+def test_openapi_declares_the_bounds_of_the_query(server: Live) -> None:
     page = call(server, "GET", "/openapi.json").json()
     for path in ("/steps", "/requests"):
         (after,) = page["paths"][f"/tuning/v1{path}"]["get"]["parameters"]

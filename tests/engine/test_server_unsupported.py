@@ -49,7 +49,7 @@ ASKED += [(COMPLETIONS, {"add_special_tokens": False}), (COMPLETIONS, {"messages
 
 
 @pytest.mark.parametrize(("path", "fields"), ASKED, ids=[f"{path} {fields}"[:60] for path, fields in ASKED])
-def test_what_would_change_the_answer_is_refused_by_name(server: Live, path: str, fields: dict) -> None:
+def test_a_field_that_would_change_the_answer_is_refused_by_name(server: Live, path: str, fields: dict) -> None:
     answer = ask(server, path, fields)
     error = answer.json()["error"]
     (name,) = fields
@@ -67,7 +67,7 @@ NEUTRAL = {
 
 
 @pytest.mark.parametrize("path", PROMPTS)
-def test_fields_that_change_nothing_are_taken(server: Live, path: str) -> None:
+def test_fields_that_change_nothing_are_accepted(server: Live, path: str) -> None:
     assert ask(server, path, NEUTRAL | {"add_special_tokens": path == COMPLETIONS}).status_code == 200
 
 
@@ -78,7 +78,7 @@ def test_two_lengths_that_differ_are_refused(server: Live, path: str) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
 
 
-def test_usage_as_it_grows(server: Live) -> None:
+def test_continuous_usage_grows_with_the_stream(server: Live) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     answer = ask(server, COMPLETIONS, {"max_tokens": 3, "stream": True, "stream_options": options})
     chunks = [json.loads(line[6:]) for line in answer.text.split("\n\n") if line.startswith("data: {")]
@@ -94,7 +94,7 @@ def test_unknown_stream_options_are_refused(server: Live, options: dict) -> None
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream_options")
 
 
-def test_the_page_names_every_field_that_is_taken() -> None:
+def test_the_page_names_every_accepted_field() -> None:
     page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
     table = page[page.index("## Fields") : page.index("## Refusals")]
     named = set(re.findall(r"`([a-z_]+)`", table))

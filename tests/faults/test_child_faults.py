@@ -50,7 +50,7 @@ def wait_for(run: Rig, searcher: ChildSearcher, reason: Reason) -> None:
 
 
 @pytest.mark.slow
-def test_a_child_that_is_killed_is_told_of_and_started_anew() -> None:
+def test_a_killed_child_is_reported_and_restarted() -> None:
     searcher = ChildSearcher(Limits(timeout_s=120.0))
     try:
         run = with_child(searcher)
@@ -66,7 +66,7 @@ def test_a_child_that_is_killed_is_told_of_and_started_anew() -> None:
 
 
 @pytest.mark.slow
-def test_a_child_without_memory_is_told_of() -> None:
+def test_a_child_out_of_memory_is_reported() -> None:
     searcher = ChildSearcher(Limits(timeout_s=120.0, memory_bytes=60 << 20))
     try:
         run = with_child(searcher)

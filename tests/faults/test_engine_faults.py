@@ -78,7 +78,7 @@ def test_a_read_that_fails_holds_and_says_why(fault: PortFault, call: str) -> No
 
 
 @pytest.mark.parametrize("fault", [PortFault.UNREACHABLE, pytest.param(PortFault.UNAUTHORIZED, marks=SLOW)])
-def test_who_cannot_read_does_not_renew_and_the_engine_goes_back_by_itself(fault: PortFault) -> None:
+def test_a_failed_read_renews_nothing_and_the_lease_ends(fault: PortFault) -> None:
     run = on_trial()
     run.port.script = failing(fault, "state")
     run.run(5)
@@ -98,7 +98,7 @@ def test_a_renewal_that_fails_is_the_reason_of_the_cycle(fault: PortFault) -> No
 
 
 @pytest.mark.parametrize("call", ["requests", "state"])
-def test_a_revert_asked_for_is_done_although_the_engine_cannot_be_read(call: str) -> None:
+def test_a_requested_revert_is_done_although_reads_fail(call: str) -> None:
     run = on_trial()
     run.port.script = failing(PortFault.GARBAGE, call)
     operator.revert(run.store, "ann", "a bad night", 0.0)
@@ -117,7 +117,7 @@ def test_a_revert_asked_for_is_done_although_the_engine_cannot_be_read(call: str
     assert run.records[-1].reason is Reason.BLOCKED_AFTER_REVERT and memory.trial is None
 
 
-def test_a_revert_asked_for_that_nobody_answers_is_done_when_somebody_does() -> None:
+def test_a_requested_revert_is_retried_until_the_engine_answers() -> None:
     run = on_trial()
     run.port.script = failing(PortFault.UNREACHABLE, "state", "revert")
     operator.revert(run.store, "ann", "a bad night", 0.0)
@@ -129,7 +129,7 @@ def test_a_revert_asked_for_that_nobody_answers_is_done_when_somebody_does() -> 
     assert (run.records[-1].action, run.records[-1].reason) == (Action.REVERT, Reason.BLOCKED_AFTER_REVERT)
 
 
-def test_a_push_whose_answer_was_lost_is_taken_up_again_when_it_arrived() -> None:
+def test_a_push_whose_answer_was_lost_is_recognised() -> None:
     run = rig(proposes(step_tokens=512, gain=0.12), options=QUICK)
     engine = run.engine.running
 
@@ -147,7 +147,7 @@ def test_a_push_whose_answer_was_lost_is_taken_up_again_when_it_arrived() -> Non
     assert run.setting == FITTING
 
 
-def test_a_push_that_never_arrived_is_not_taken_for_one_in_force() -> None:
+def test_a_push_that_never_arrived_is_not_in_force() -> None:
     run = rig(proposes(step_tokens=512), options=QUICK)
     run.run(2)
     honest, lost = run.port.push, []
@@ -173,7 +173,7 @@ def budgets_since(run: Rig) -> set[int]:
     return set(steps.budget_tokens[steps.start_s >= sight._since_s].tolist())
 
 
-def test_a_trial_that_ended_while_nobody_could_look_is_not_taken_for_the_setting_before_it() -> None:
+def test_a_trial_that_ended_unobserved_is_not_taken_for_the_previous_setting() -> None:
     going: list[bool] = []
     run = on_trial(deploying=lambda: bool(going))
     going.append(True)  # so that it is not pushed again at once
@@ -185,7 +185,7 @@ def test_a_trial_that_ended_while_nobody_could_look_is_not_taken_for_the_setting
     assert budgets_since(run) == {BOOT.step_tokens}
 
 
-def test_what_somebody_else_tried_while_nobody_could_look_is_not_taken_for_the_setting_in_force() -> None:
+def test_another_actors_unobserved_push_is_not_taken_for_the_setting_in_force() -> None:
     run = rig(proposes(verdict="keep"), options=QUICK)
     run.run(3)
     run.port.script = failing(PortFault.UNAUTHORIZED, "state")
@@ -201,7 +201,7 @@ def test_what_somebody_else_tried_while_nobody_could_look_is_not_taken_for_the_s
     assert run.setting == BOOT and budgets_since(run) == {BOOT.step_tokens}
 
 
-def test_a_lease_that_ended_at_the_setting_of_the_start_costs_no_rows() -> None:
+def test_a_lease_that_ended_at_the_boot_setting_costs_no_rows() -> None:
     run = rig(proposes(verdict="keep"), options=QUICK)
     run.run(3)
     run.port.script = failing(PortFault.UNREACHABLE, "state")
@@ -211,7 +211,7 @@ def test_a_lease_that_ended_at_the_setting_of_the_start_costs_no_rows() -> None:
     assert run.controller._sight._since_s == -math.inf and run.records[-1].lease_left_s is not None
 
 
-def test_a_revert_that_fails_is_tried_again_until_it_is_done() -> None:
+def test_a_failed_revert_is_retried_until_it_succeeds() -> None:
     limits = replace(BOLD, max_inconclusive_s=15.0)
     run = on_trial(options=options(search_requests=20, limits=limits, harm_requests=100, min_requests=100))
     run.port.script = failing(PortFault.TIMEOUT, "revert")
@@ -272,7 +272,7 @@ def refusing(code: str) -> Callable[[str], object]:
         pytest.param("clock_unreadable", Reason.REFUSED, marks=SLOW),
     ],
 )
-def test_a_refused_push_changes_nothing_and_is_no_trial(code: str, reason: Reason) -> None:
+def test_a_refused_push_changes_nothing_and_starts_no_trial(code: str, reason: Reason) -> None:
     run = rig(proposes(step_tokens=512), options=QUICK)
     run.run(2)
     run.port.script = refusing(code)
@@ -304,7 +304,7 @@ def test_a_revision_that_moves_between_reading_and_pushing_is_a_conflict() -> No
 # --- restarts, hangs, overruns -----------------------------------------------------------------
 
 
-def test_an_engine_restarted_with_other_boot_values_is_met_anew() -> None:
+def test_an_engine_restarted_with_other_boot_values_starts_over() -> None:
     run = on_trial()
     run.engine.boot = Setting(step_tokens=1900, max_running=16)
     run.engine.start()
@@ -319,7 +319,7 @@ def test_an_engine_restarted_with_other_boot_values_is_met_anew() -> None:
     assert run.searcher.jobs[-1].engine.sequence_ceiling == 16
 
 
-def test_an_engine_that_is_killed_and_comes_back_is_waited_for() -> None:
+def test_a_killed_engine_is_waited_for_until_it_returns() -> None:
     run = on_trial()
     run.port.script = failing(PortFault.UNREACHABLE, "state", "steps", "requests", "push", "revert")
     run.run(3)
@@ -332,7 +332,7 @@ def test_an_engine_that_is_killed_and_comes_back_is_waited_for() -> None:
     assert run.setting == FITTING
 
 
-def test_a_hung_engine_is_not_held_by_a_controller_that_sees_nothing() -> None:
+def test_a_controller_that_sees_nothing_does_not_renew_on_a_hung_engine() -> None:
     run = on_trial()
     run.engine.hung = True
     run.run(8)
@@ -341,7 +341,7 @@ def test_a_hung_engine_is_not_held_by_a_controller_that_sees_nothing() -> None:
     assert run.setting == BOOT and run.records[-1].lease_left_s is None
 
 
-def test_an_engine_that_becomes_ten_times_slower_ends_the_trial_in_a_revert() -> None:
+def test_an_engine_that_slows_tenfold_reverts_the_trial() -> None:
     run = on_trial()
     run.engine.slow = 10.0
     run.run(10, until=lambda record: record.action is Action.REVERT)
@@ -355,7 +355,7 @@ def test_rows_that_were_overwritten_are_counted_and_the_rest_is_used() -> None:
     assert pushed(run.records[-1])
 
 
-def test_rows_that_make_no_sense_are_forgotten() -> None:
+def test_nonsense_rows_are_discarded() -> None:
     run = rig(proposes(step_tokens=512), options=QUICK)
     run.run(1)
     honest = run.port.requests_after
@@ -373,7 +373,7 @@ def test_rows_that_make_no_sense_are_forgotten() -> None:
 
 
 @pytest.mark.parametrize("late_s", [0.0, 50.0])
-def test_first_tokens_that_come_with_the_last_are_rows_like_others_and_later_ones_make_no_sense(late_s: float) -> None:
+def test_a_first_token_at_the_last_is_valid_and_after_it_is_not(late_s: float) -> None:
     """All tokens in one step: then the difference of the two instants may round to a hair below 0."""
     run = rig(proposes(step_tokens=512), options=QUICK)
     honest = run.port.requests_after
@@ -392,7 +392,7 @@ def test_first_tokens_that_come_with_the_last_are_rows_like_others_and_later_one
 
 
 @pytest.mark.parametrize("live", [True, False])
-def test_a_knob_below_zero_is_a_state_that_makes_no_sense(live: bool) -> None:
+def test_a_negative_knob_makes_the_state_invalid(live: bool) -> None:
     run = rig(proposes(step_tokens=512), options=replace(QUICK, live=live))
     whole = run.engine.running.tuning_state()
     knobs = (k.model_copy(update={"value": -1}) if k.name == "chunk_cap_tokens" else k for k in whole.knobs)
@@ -403,7 +403,7 @@ def test_a_knob_below_zero_is_a_state_that_makes_no_sense(live: bool) -> None:
     assert "chunk_cap_tokens" in run.records[0].detail and "revert" not in run.port.calls
 
 
-def test_a_verdict_counts_no_request_that_arrived_before_rows_were_forgotten() -> None:
+def test_a_verdict_ignores_requests_from_before_discarded_rows() -> None:
     """Its neighbours that were quicker are gone: what is left would look slow."""
     run = on_trial()
     honest = run.port.requests_after
@@ -424,7 +424,7 @@ def test_a_verdict_counts_no_request_that_arrived_before_rows_were_forgotten() -
         assert verify is not None and verify.requests <= len(later) < len(window.requests)
 
 
-def test_after_rows_were_forgotten_only_what_arrives_later_is_complete() -> None:
+def test_after_discarded_rows_only_later_arrivals_are_complete() -> None:
     """Otherwise the next window would hold the long requests of before, without the short ones that came with them."""
     run = rig(proposes(step_tokens=512), options=QUICK)
     run.run(1)
@@ -441,7 +441,7 @@ def test_after_rows_were_forgotten_only_what_arrives_later_is_complete() -> None
     assert window.demand().arrival_s.min() >= forgotten_s
 
 
-def test_a_search_about_the_engine_before_is_dropped_even_when_its_restart_went_unread() -> None:
+def test_a_search_about_the_previous_engine_is_dropped_even_if_its_restart_went_unread() -> None:
     """The cycle that saw the restart failed for another reason: the state file was locked just then."""
     run = rig(proposes(step_tokens=512), options=QUICK, delay=4)
     run.run(6, until=lambda record: bool(run.searcher.jobs))
@@ -457,7 +457,7 @@ def test_a_search_about_the_engine_before_is_dropped_even_when_its_restart_went_
     assert len(run.searcher.jobs) > asked, "what is pushed was searched for this engine"
 
 
-def test_steps_of_two_starts_are_never_mixed_even_when_the_restart_made_no_sense_at_first() -> None:
+def test_steps_of_two_boots_are_never_mixed_even_if_the_first_state_was_invalid() -> None:
     run = rig(proposes(verdict="keep"), options=QUICK)
     run.run(6)
     before = len(run.controller._sight._learner.samples())
@@ -472,7 +472,7 @@ def test_steps_of_two_starts_are_never_mixed_even_when_the_restart_made_no_sense
     assert 0 < len(run.controller._sight._learner.samples()) < before / 2
 
 
-def test_a_state_without_a_token_budget_is_no_engine_to_tune() -> None:
+def test_a_state_without_a_token_budget_cannot_be_tuned() -> None:
     run = rig(proposes(step_tokens=512), options=QUICK)
     whole = run.engine.running.tuning_state()
     nameless = whole.model_copy(update={"knobs": tuple(k for k in whole.knobs if k.name != "step_tokens")})
@@ -489,7 +489,7 @@ def test_a_state_without_a_token_budget_is_no_engine_to_tune() -> None:
     "jump_s",
     [86_400.0, pytest.param(-86_400.0, marks=SLOW), pytest.param(-3e9, marks=SLOW), pytest.param(1e15, marks=SLOW)],
 )
-def test_a_wall_clock_that_jumps_changes_nothing_but_the_date(jump_s: float) -> None:
+def test_a_wall_clock_jump_changes_only_the_date(jump_s: float) -> None:
     straight, jumped = (rig(proposes(step_tokens=512), options=QUICK) for _ in range(2))
     straight.run(3)
     jumped.run(3)
@@ -500,7 +500,7 @@ def test_a_wall_clock_that_jumps_changes_nothing_but_the_date(jump_s: float) -> 
     assert jumped.setting == straight.setting
 
 
-def test_the_engines_clock_is_the_one_that_counts_for_a_trial() -> None:
+def test_a_trial_is_timed_by_the_engines_clock() -> None:
     """The controller's own clock stands still for an hour (a machine that slept): the trial is judged by rows."""
     run = on_trial()
     run.engine.advance(20.0)

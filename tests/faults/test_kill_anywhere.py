@@ -47,7 +47,7 @@ def killed(run: Rig) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", list(Stage))
-def test_killed_before_a_push_the_next_one_begins_at_boot(stage: Stage) -> None:
+def test_killed_before_a_push_the_next_controller_starts_from_boot(stage: Stage) -> None:
     armed: list[bool] = []
     run = rig(proposes(step_tokens=512), options=QUICK, after_stage=killer(stage, lambda: bool(armed)))
     run.run(2)
@@ -61,7 +61,7 @@ def test_killed_before_a_push_the_next_one_begins_at_boot(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_killed_in_a_trial_the_next_one_takes_it_up_and_judges_it(stage: Stage) -> None:
+def test_killed_in_a_trial_the_next_controller_resumes_and_judges_it(stage: Stage) -> None:
     armed: list[bool] = []
     run = rig(proposes(step_tokens=512, gain=0.12), options=QUICK, after_stage=killer(stage, lambda: bool(armed)))
     run.run(6, until=pushed)
@@ -76,7 +76,7 @@ def test_killed_in_a_trial_the_next_one_takes_it_up_and_judges_it(stage: Stage) 
     assert again.setting == FITTING and not again.port.moving, "kept without a second push"
 
 
-def test_killed_in_the_very_instant_of_the_push() -> None:
+def test_killed_at_the_instant_of_the_push() -> None:
     """The push has left and arrived; nothing but the intent was written."""
     armed: list[bool] = []
     run = rig(proposes(step_tokens=512, gain=0.12), options=QUICK, after_stage=killer(Stage.PUSH, lambda: bool(armed)))
@@ -106,7 +106,7 @@ def test_killed_in_the_very_instant_of_the_push() -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_killed_for_good_the_engine_goes_back_when_the_lease_ends(stage: Stage) -> None:
+def test_killed_for_good_the_engine_reverts_when_the_lease_ends(stage: Stage) -> None:
     armed: list[bool] = []
     run = rig(proposes(step_tokens=512), options=QUICK, after_stage=killer(stage, lambda: bool(armed)))
     run.run(6, until=pushed)
@@ -117,7 +117,7 @@ def test_killed_for_good_the_engine_goes_back_when_the_lease_ends(stage: Stage) 
     assert run.setting == BOOT and run.engine.running.tuning_state().lease is None
 
 
-def test_one_that_comes_back_after_the_lease_starts_from_boot() -> None:
+def test_a_controller_restarted_after_the_lease_starts_from_boot() -> None:
     run = rig(proposes(step_tokens=512), options=QUICK)
     run.run(6, until=pushed)
     run.clock.sleep(QUICK.lease_s + 5.0)
@@ -128,7 +128,7 @@ def test_one_that_comes_back_after_the_lease_starts_from_boot() -> None:
     assert again.setting == FITTING
 
 
-def test_killed_at_the_revert_of_a_bad_setting_the_engine_does_not_keep_it() -> None:
+def test_killed_while_reverting_a_bad_setting_the_engine_drops_it() -> None:
     engine = LiveEngine(CROWD, boot=GOOD, options={"ceiling_tokens": 2048})
     run = rig(proposes(step_tokens=2048, gain=0.3), engine=engine, options=options(settle_s=1.0, slo=TIGHT))
     honest = run.port.revert
@@ -146,7 +146,7 @@ def test_killed_at_the_revert_of_a_bad_setting_the_engine_does_not_keep_it() -> 
     assert again.setting == GOOD and "no verdict" in again.records[0].detail
 
 
-def test_a_lease_of_ours_that_nobody_remembers_is_given_back() -> None:
+def test_an_unknown_lease_of_ours_is_returned() -> None:
     """The state folder was lost, or another program used our name."""
     run = rig(proposes(step_tokens=512), options=QUICK)
     run.run(6, until=pushed)

@@ -87,7 +87,7 @@ def _traffic(address: str, stop: threading.Event) -> None:
 
 
 @pytest.mark.parametrize("stage", list(Stage))
-def test_after_sigkill_the_engine_goes_back_and_the_next_controller_goes_on(bench: Bench, stage: Stage) -> None:
+def test_after_sigkill_the_engine_reverts_and_the_next_controller_continues(bench: Bench, stage: Stage) -> None:
     """Killed in the cycle after the push, so that a trial is in force, whatever the stage."""
     killed = bench.run(stage.value, "1")
     assert killed.returncode == -9, killed.stdout + killed.stderr
@@ -107,7 +107,7 @@ def test_after_sigkill_the_engine_goes_back_and_the_next_controller_goes_on(benc
     assert bench.state_of_engine().lease is None
 
 
-def test_the_next_controller_takes_up_the_trial_when_it_comes_in_time(bench: Bench) -> None:
+def test_a_controller_restarted_in_time_resumes_the_trial(bench: Bench) -> None:
     killed = bench.run(Stage.PUSH.value, "0")
     assert killed.returncode == -9
     # A lease that waits for a slow start of a process: this is what a long lease is for.

@@ -50,7 +50,7 @@ def flaky_rig() -> tuple[Rig, Flaky]:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_state_file_that_does_not_take_part_means_hold(fault: StoreFault) -> None:
+def test_an_unusable_state_file_means_hold(fault: StoreFault) -> None:
     run, store = flaky_rig()
     run.run(2)
     store.arm("all", fault)
@@ -65,7 +65,7 @@ def test_a_state_file_that_does_not_take_part_means_hold(fault: StoreFault) -> N
 @pytest.mark.parametrize(
     "method", ["next_number", "note_push", pytest.param("keep", marks=SLOW), pytest.param("value", marks=SLOW)]
 )
-def test_nothing_is_pushed_that_cannot_be_written_down(method: str) -> None:
+def test_a_push_that_cannot_be_recorded_is_not_sent(method: str) -> None:
     run, store = flaky_rig()
     run.run(2)
     store.arm(method, StoreFault.FULL)
@@ -74,7 +74,7 @@ def test_nothing_is_pushed_that_cannot_be_written_down(method: str) -> None:
     assert run.records[-1].action is Action.HOLD
 
 
-def test_a_push_that_could_not_be_written_down_is_no_push_that_the_next_one_waits_for() -> None:
+def test_an_unrecorded_push_does_not_delay_the_next_one() -> None:
     store, limits = Flaky(), replace(BOLD, dwell_s=300.0)
     run = rig(proposes(step_tokens=512), options=replace(QUICK, limits=limits), store=store)
     run.run(2)
@@ -85,7 +85,7 @@ def test_a_push_that_could_not_be_written_down_is_no_push_that_the_next_one_wait
     assert pushed(run.records[-1]) and "no verdict" not in run.records[-1].detail
 
 
-def test_a_record_that_is_lost_is_told_of_and_the_trial_still_known() -> None:
+def test_a_lost_record_is_reported_and_the_trial_is_kept() -> None:
     """The disk fills up between the push and the record of it."""
     run, store = flaky_rig()
     run.run(2)
@@ -119,7 +119,7 @@ def test_a_cycle_without_a_number_is_not_written_over_another() -> None:
 
 
 @pytest.mark.slow
-def test_a_memory_of_another_version_is_begun_anew() -> None:
+def test_a_memory_of_another_version_starts_over() -> None:
     run = rig(proposes(step_tokens=512), options=QUICK)
     run.store.values["loop"] = '{"trial": 3}'
     run.store.values["model"] = "[]"
@@ -127,7 +127,7 @@ def test_a_memory_of_another_version_is_begun_anew() -> None:
     assert pushed(run.records[-1])
 
 
-def test_a_step_model_of_another_release_is_fitted_anew() -> None:
+def test_a_step_model_of_another_release_is_refitted() -> None:
     """It has a coefficient that this one does not know, or lacks one."""
     run = rig(proposes(verdict="keep"), options=QUICK)
     run.run(3)

@@ -55,7 +55,7 @@ def test_a_shift_is_found_soon_with_its_direction_and_size(shift: float, within:
     assert late <= 1
 
 
-def test_one_wild_window_does_not_ring_and_a_reset_teaches_anew() -> None:
+def test_one_outlier_window_raises_no_alarm_and_a_reset_starts_over() -> None:
     alarm = DriftAlarm()
     alarm.add(noise("normal", 5000, 1))
     assert alarm.add(np.full(100, 3.0)) is None
@@ -65,7 +65,7 @@ def test_one_wild_window_does_not_ring_and_a_reset_teaches_anew() -> None:
     assert alarm.add(0.5 + noise("normal", 500, 3)) is None
 
 
-def test_how_steps_are_handed_over_does_not_matter() -> None:
+def test_batching_of_steps_does_not_matter() -> None:
     values = np.concatenate([noise("normal", 4000, 1), 0.2 + noise("normal", 2000, 2)])
     whole = DriftAlarm().add(values)
     parts, found = DriftAlarm(), None

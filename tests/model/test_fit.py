@@ -55,14 +55,14 @@ def test_the_knee_is_found_within_its_interval_and_near_the_bound_of_any_fit() -
 
 
 @pytest.mark.slow
-def test_an_interval_is_an_answer_and_not_everything() -> None:
+def test_an_interval_is_narrow_enough_to_be_useful() -> None:
     for fit in fits():
         assert fit.knee_interval.high / fit.knee_interval.low < 1.3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sharpness", [2.0, 4.0])
-def test_a_soft_knee_is_seen_as_soft_and_still_covered(sharpness: float) -> None:
+def test_a_soft_knee_is_recognised_and_covered_by_its_interval(sharpness: float) -> None:
     found = fits(TRUTH._replace(sharpness=sharpness))
     assert covered(found, 200.0) >= 11
     assert all(fit.model.sharpness > 0.0 for fit in found)
@@ -79,7 +79,7 @@ def test_few_or_noisy_steps_widen_the_interval() -> None:
         assert np.median([fit.knee_interval.high / fit.knee_interval.low for fit in found]) > 1.15 * sharp
 
 
-def test_never_above_the_knee_the_slope_is_unknown() -> None:
+def test_steps_below_the_knee_leave_the_slope_unknown() -> None:
     for fit in fits(tokens=(1, 120)):
         assert fit.knee_tokens is None and math.isinf(fit.knee_interval.high)
         assert FitCode.SLOPE_UNKNOWN in fit.codes
@@ -88,7 +88,7 @@ def test_never_above_the_knee_the_slope_is_unknown() -> None:
         assert any("probe" in line for line in fit.findings())
 
 
-def test_never_below_the_knee_the_floor_is_unknown() -> None:
+def test_steps_above_the_knee_leave_the_floor_unknown() -> None:
     found = fits(tokens=(500, 4096))
     for fit in found:
         assert fit.knee_tokens is None and fit.knee_interval.low == 0.0
@@ -97,7 +97,7 @@ def test_never_below_the_knee_the_floor_is_unknown() -> None:
     assert sum(TRUTH.slope_s_per_token in fit.intervals["slope_s_per_token"] for fit in found) >= 10
 
 
-def test_few_steps_that_grow_from_the_first_token_lack_a_floor_and_not_a_slope() -> None:
+def test_few_steps_growing_from_the_first_token_leave_the_floor_open_not_the_slope() -> None:
     found = [fit_steps(fast_growing(seed)) for seed in range(12)]
     assert all(fit.knee_tokens is None for fit in found)
     assert all(FitCode.FLOOR_UNKNOWN in fit.codes and FitCode.SLOPE_UNKNOWN not in fit.codes for fit in found)
@@ -193,7 +193,7 @@ def test_hopeless_data_is_refused_with_a_code(
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_what_the_formula_cannot_describe_gives_no_knee(seed: int) -> None:
+def test_steps_that_the_formula_cannot_describe_give_no_knee(seed: int) -> None:
     steps = make_steps(TRUTH, seed)
     noise = np.exp(0.05 * np.random.default_rng(seed).normal(size=len(steps)))
     fit = fit_steps(replace(steps, duration_s=0.002 * np.sqrt(steps.computed_tokens) * noise))
@@ -202,7 +202,7 @@ def test_what_the_formula_cannot_describe_gives_no_knee(seed: int) -> None:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.25])
-def test_a_minority_of_wild_steps_changes_nothing(share: float) -> None:
+def test_a_minority_of_outliers_changes_nothing(share: float) -> None:
     clean = make_steps(TRUTH, seed=4, outliers=0.0)
     random = np.random.default_rng(4)
     wild = replace(clean, duration_s=clean.duration_s * np.where(random.random(2000) < share, 30.0, 1.0))

@@ -23,7 +23,7 @@ def written(tmp_path: Path) -> tuple[Path, dict[str, object]]:
     return path, json.loads(path.read_text())
 
 
-def test_a_written_file_is_read_back_whole(tmp_path: Path) -> None:
+def test_a_model_file_round_trips(tmp_path: Path) -> None:
     path, _ = written(tmp_path)
     contents = read_model_file(path)
     assert contents.model == MODEL
@@ -101,7 +101,7 @@ def written_tables(tmp_path: Path, cost: StepCost) -> tuple[Path, dict[str, Any]
 
 
 @pytest.mark.parametrize("attention", [True, False])
-def test_tables_come_back_to_the_last_bit(tmp_path: Path, attention: bool) -> None:
+def test_tables_round_trip_bit_for_bit(tmp_path: Path, attention: bool) -> None:
     cost = tables(attention)
     path, _ = written_tables(tmp_path, cost)
     back = load_step_model(str(path))
@@ -161,7 +161,7 @@ def test_tables_that_lack_a_part_are_refused(tmp_path: Path) -> None:
         load_step_model(str(path))
 
 
-def test_a_number_of_thousands_of_digits_and_a_name_too_long_for_a_file_are_one_line(tmp_path: Path) -> None:
+def test_a_huge_number_and_a_too_long_file_name_are_one_line(tmp_path: Path) -> None:
     path, _ = written(tmp_path)
     path.write_text(path.read_text().replace('"version": 2', '"version": ' + "9" * 5000))
     for name in (str(path), "x" * 300):

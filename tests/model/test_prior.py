@@ -28,12 +28,12 @@ def test_only_active_parameters_cost_arithmetic_and_two_cards_halve_both() -> No
     )
 
 
-def test_every_card_gives_a_knee_of_a_believable_size() -> None:
+def test_every_card_gives_a_plausible_knee() -> None:
     for name in CARDS:
         assert 50.0 < knee_tokens(card_prior(name, 8e9, "fp16").model) < 1000.0, name
 
 
-def test_values_that_make_no_card_are_refused() -> None:
+def test_impossible_card_values_are_refused() -> None:
     with pytest.raises(InputError, match="a100-80gb"):
         card("a1000")
     with pytest.raises(InputError, match="precision"):

@@ -117,7 +117,7 @@ def test_a_damaged_profile_is_refused(tmp_path: Path, name: str, change: Change,
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"\x00" * 100])
 @pytest.mark.parametrize("name", ["dense.csv", "per_sequence.csv", "attention.csv"])
-def test_bytes_that_are_no_table_are_refused(tmp_path: Path, name: str, content: bytes) -> None:
+def test_bytes_that_are_not_a_table_are_refused(tmp_path: Path, name: str, content: bytes) -> None:
     write_profile(tmp_path)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=name):

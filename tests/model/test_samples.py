@@ -23,7 +23,7 @@ STEPS = make_steps(NAMED_MODELS["8b-2tbs"], seed=3, steps=400)
 
 @pytest.mark.parametrize("name", COLUMNS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
-def test_a_value_that_no_step_can_have_is_refused_with_its_column_and_row(name: str, bad: float) -> None:
+def test_an_impossible_value_is_refused_with_its_column_and_row(name: str, bad: float) -> None:
     column = getattr(STEPS, name).copy()
     column[7] = bad
     with pytest.raises(InputError, match="step 7"):
@@ -151,11 +151,11 @@ def test_held_out_steps_are_whole_blocks_and_disjoint() -> None:
         split_alternating(STEPS.select(np.arange(10)))
 
 
-def test_no_steps_are_a_value_too() -> None:
+def test_an_empty_sample_is_valid() -> None:
     assert len(join([])) == 0 and isinstance(join([]), StepSamples)
 
 
-def test_a_number_of_thousands_of_digits_is_one_line(tmp_path: Path) -> None:
+def test_a_huge_number_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     path.write_text('{"duration_s": ' + "9" * 5000 + "}\n")
     with pytest.raises(InputError, match="line 1 is not JSON"):

@@ -29,7 +29,7 @@ def steps_of(table: StepTable, seed: int, noise: float) -> StepSamples:
     )
 
 
-def test_a_table_is_found_again_from_its_own_steps() -> None:
+def test_a_table_is_recovered_from_its_own_steps() -> None:
     steps = steps_of(STAIRS, 1, 0.05)
     formula = fit_steps(steps.select(np.arange(0, 6000, 3))).model
     found = fit_table(steps, formula)
@@ -50,7 +50,7 @@ def test_where_no_step_was_seen_it_follows_the_formula() -> None:
     assert np.abs(table / formula - 1.0).max() < 0.25
 
 
-def test_beyond_the_last_knot_the_line_goes_on() -> None:
+def test_beyond_the_last_knot_the_line_continues() -> None:
     table = StepTable((1.0, 512.0, 1024.0, 2048.0), (0.01, 0.03, 0.05, 0.09), 0.0, 0.0, 0.0, 0.0)
     assert table.base_s(np.array([4096.0]))[0] == pytest.approx(0.09 + 2048 * (0.06 / 1536))
     assert table.base_s(np.array([1.0, 512.0, 768.0])) == pytest.approx([0.01, 0.03, 0.04])

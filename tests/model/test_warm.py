@@ -18,7 +18,7 @@ def test_only_the_first_step_of_each_size_is_left_out() -> None:
     assert not seen_before(steps.select(np.array([3]))).any()
 
 
-def test_first_steps_that_cost_more_are_told_from_those_that_do_not() -> None:
+def test_first_steps_are_left_out_only_if_they_cost_more() -> None:
     model = NAMED_MODELS["8b-2tbs"]
     steps = make_steps(model, 1, steps=800)
     assert first_steps_cost(steps, model) == 0.0

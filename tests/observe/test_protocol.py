@@ -21,7 +21,7 @@ def steps_of(reading: Reading) -> list[int]:
     return reading.steps.step.tolist()
 
 
-def test_the_first_read_brings_what_is_there_and_the_next_what_is_new() -> None:
+def test_the_first_read_returns_everything_and_the_next_what_is_new() -> None:
     port = FakePort(page_rows=7)
     for _ in range(20):
         port.step()
@@ -38,7 +38,7 @@ def test_the_first_read_brings_what_is_there_and_the_next_what_is_new() -> None:
     assert len(nothing.steps) == len(nothing.requests) == 0 and nothing.boot_id == "first"
 
 
-def test_chance_of_rows_pages_and_failures_loses_nothing_and_repeats_nothing() -> None:
+def test_random_rows_pages_and_failures_lose_and_repeat_nothing() -> None:
     for seed in range(8):
         chance = random.Random(seed)
         port = FakePort(page_rows=chance.randint(1, 9))
@@ -86,7 +86,7 @@ def test_rows_that_were_overwritten_are_counted() -> None:
     assert one.read().lost_steps == 0
 
 
-def test_a_read_stops_at_its_pages_and_says_so() -> None:
+def test_a_read_stops_at_its_page_limit_and_reports_it() -> None:
     port = FakePort(page_rows=5)
     for _ in range(12):
         port.step()
@@ -97,7 +97,7 @@ def test_a_read_stops_at_its_pages_and_says_so() -> None:
     assert not second.behind and steps_of(second) == [10, 11]
 
 
-def test_an_engine_that_works_while_it_is_read_ends_the_read_all_the_same() -> None:
+def test_a_busy_engine_does_not_keep_a_read_from_ending() -> None:
     port = FakePort()
 
     def work(name: str) -> None:
@@ -138,7 +138,7 @@ def test_a_failed_read_leaves_its_rows_for_the_next() -> None:
     assert len(after.steps) == len(after.requests) == 6 and not after.restarted
 
 
-def test_a_restart_is_seen_and_brings_rows_of_the_new_start_alone() -> None:
+def test_after_a_restart_only_rows_of_the_new_boot_are_read() -> None:
     port = FakePort()
     port.step()
     one = reader(port)
@@ -171,7 +171,7 @@ def test_a_restart_in_the_middle_of_a_read(during: str) -> None:
     assert reading.restarted and reading.boot_id == "second" and steps_of(reading) == [0]
 
 
-def test_an_engine_that_starts_over_and_over_brings_no_rows_and_is_a_restart() -> None:
+def test_an_engine_that_keeps_restarting_gives_no_rows_and_is_a_restart() -> None:
     port = FakePort()
     port.step()
     one, window = reader(port), Window(60.0)
@@ -209,7 +209,7 @@ def test_an_idle_engine_is_not_stale() -> None:
     assert idle.metrics_age_s == 0.0 and not idle.busy and idle.in_system == 0
 
 
-def test_a_request_row_read_before_the_row_of_its_step_counts_all_the_same() -> None:
+def test_a_request_row_read_before_its_step_row_counts() -> None:
     port = FakePort()
     one = reader(port)
     port.step(running=1, decode_tokens=1)
@@ -223,7 +223,7 @@ def test_a_request_row_read_before_the_row_of_its_step_counts_all_the_same() -> 
     assert not reading.busy and reading.metrics_age_s == 0.0
 
 
-def test_requests_that_are_left_and_no_step_make_it_stale() -> None:
+def test_open_requests_without_a_step_make_it_stale() -> None:
     port = FakePort()
     one = reader(port)
     port.step(running=2, waiting=1)
@@ -235,7 +235,7 @@ def test_requests_that_are_left_and_no_step_make_it_stale() -> None:
     assert one.read().metrics_age_s == pytest.approx(10.0)
 
 
-def test_ends_of_the_step_before_do_not_count_for_the_newest() -> None:
+def test_ends_of_the_previous_step_do_not_count_for_the_newest() -> None:
     """vLLM's steps join: the one ends, with its request, in the very instant in which the next begins."""
     port = FakePort()
     port.step(running=2)
@@ -290,7 +290,7 @@ def test_a_request_without_an_end_instant_counts_as_ended() -> None:
     assert reader(port).read().metrics_age_s == 0.0
 
 
-def test_the_clock_of_the_shortest_trip_counts() -> None:
+def test_the_clock_comes_from_the_shortest_round_trip() -> None:
     port, clock = FakePort(now_s=5000.0), ManualClock(now_s=100.0)
     trips = iter([3.0, 0.5, 2.0])
 
@@ -304,6 +304,6 @@ def test_the_clock_of_the_shortest_trip_counts() -> None:
     assert reading.read_at_s == pytest.approx(105.5) and reading.now_s == 5000.0
 
 
-def test_a_page_at_least() -> None:
+def test_max_pages_below_one_is_refused() -> None:
     with pytest.raises(InputError, match="max_pages"):
         reader(FakePort(), 0)

@@ -26,7 +26,7 @@ class Watched:
         return self.window
 
 
-def test_rows_come_together_over_readings() -> None:
+def test_rows_accumulate_over_reads() -> None:
     watched = Watched(Window(60.0))
     for _ in range(3):
         watched.port.step()
@@ -38,7 +38,7 @@ def test_rows_come_together_over_readings() -> None:
     assert window.complete_from_s == window.steps_from_s == -math.inf
 
 
-def test_what_is_too_old_leaves_and_is_remembered() -> None:
+def test_old_rows_leave_the_window_and_are_counted() -> None:
     watched = Watched(Window(10.0))
     for _ in range(30):
         watched.port.step(duration_s=1.0)
@@ -83,7 +83,7 @@ def test_the_older_window_stays_as_it_was() -> None:
     assert len(one.steps) == 1
 
 
-def test_lost_rows_are_counted_and_what_came_before_is_not_complete() -> None:
+def test_lost_rows_are_counted_and_earlier_ones_are_incomplete() -> None:
     watched = Watched(Window(600.0), capacity=4)
     for _ in range(9):
         watched.port.step()
@@ -110,7 +110,7 @@ def reign_of_three() -> Watched:
     return watched
 
 
-def test_a_revision_reigns_from_the_last_step_of_the_one_before() -> None:
+def test_a_revision_starts_after_the_last_step_of_the_previous_one() -> None:
     window = reign_of_three().read()
     assert window.reign(1) == (-math.inf, 115.0)
     assert window.reign(2) == (110.0, 120.0)
@@ -120,7 +120,7 @@ def test_a_revision_reigns_from_the_last_step_of_the_one_before() -> None:
     assert len(window.steps_under(1, 3)) == 15
 
 
-def test_requests_under_a_revision_lived_under_it() -> None:
+def test_requests_under_a_revision_ran_entirely_under_it() -> None:
     watched = reign_of_three()
     for arrival_s, finish_s in [(101.0, 109.0), (109.0, 116.0), (112.0, 118.0), (111.0, 119.0), (119.0, 121.0)]:
         watched.port.ended(arrival_s=arrival_s, finish_s=finish_s)
@@ -132,7 +132,7 @@ def test_requests_under_a_revision_lived_under_it() -> None:
     assert window.requests_since(112.0).arrival_s.tolist() == [112.0, 119.0, 121.0]
 
 
-def test_a_revision_that_left_the_window_lends_nobody_its_requests() -> None:
+def test_a_revision_outside_the_window_has_no_requests() -> None:
     """Its steps are gone, so only the instant from which steps are here tells whose the early requests were."""
     watched = Watched(Window(10.0))
     watched.port.step(duration_s=1.0, revision=1)
@@ -158,7 +158,7 @@ def test_by_arrival_or_by_end_and_always_in_order_of_arrival() -> None:
     assert len(finished_between(rows, 6.1, 7.0)) == 0
 
 
-def test_settled_takes_off_the_longest_stay_as_long_as_somebody_is_in_the_system() -> None:
+def test_settled_removes_the_longest_stay_while_requests_are_in_the_system() -> None:
     watched = Watched(Window(600.0))
     watched.port.ended(arrival_s=10.0, finish_s=14.0)
     watched.port.ended(arrival_s=13.0, finish_s=14.5, ended="failed")
@@ -215,6 +215,6 @@ def test_a_job_gets_finished_requests_by_arrival_from_the_start_of_the_window() 
 
 
 @pytest.mark.parametrize("bad", [{"span_s": 0.0}, {"span_s": math.inf}, {"span_s": 1.0, "most_steps": 0}])
-def test_a_window_has_a_size(bad: dict[str, float]) -> None:
+def test_a_window_of_invalid_size_is_refused(bad: dict[str, float]) -> None:
     with pytest.raises(InputError):
         Window(**bad)  # type: ignore[arg-type]  # a number of rows may come as any number

@@ -59,7 +59,7 @@ def test_nothing_is_lost_while_traffic_runs(token: Path) -> None:
     assert len(window.demand()) == 20
 
 
-def test_a_push_is_taken_refused_and_reverted(token: Path) -> None:
+def test_a_push_is_accepted_refused_and_reverted(token: Path) -> None:
     with live(tuning_token=token, step_tokens=512) as server:
         port = HttpPort(server.public, token, PATIENT)
         reader, window = ProtocolReader(port, clock.SystemClock()), Window(600.0)
@@ -197,7 +197,7 @@ def test_the_default_cadence_loses_nothing_under_load() -> None:
 
 
 @pytest.mark.slow
-def test_a_ring_that_ran_over_says_how_much_is_lost() -> None:
+def test_an_overrun_ring_reports_how_much_is_lost() -> None:
     engine, hands = engine_of(60)
     reader, window, chance = ProtocolReader(EnginePort(engine), clock.ManualClock()), Window(600.0), random.Random(1)
     window = window.add(reader.read())

@@ -54,7 +54,7 @@ def test_step_cost_adds_the_table_only_where_there_is_one() -> None:
 
 @pytest.mark.parametrize(("decodes", "expected_s"), [(2, 0.0005), (4, 0.001), (6, 0.0055), (8, 0.01), (10, 0.0145)])
 @pytest.mark.parametrize("axis", [0, 2])
-def test_a_bend_stands_where_it_was_measured(axis: int, decodes: int, expected_s: float) -> None:
+def test_a_bend_lies_where_it_was_measured(axis: int, decodes: int, expected_s: float) -> None:
     axes = [np.array([0.0, 1.0, 2.0])] * 4
     axes[axis] = np.array([0.0, 4.0, 8.0])
     bend = np.array([0.0, 0.001, 0.01]).reshape([3 if place == axis else 1 for place in range(4)])

@@ -77,7 +77,7 @@ def test_step_time_target_stays_under_the_target_but_not_under_the_floor() -> No
     st.integers(0, 500),
     st.floats(0, 0.5),
 )
-def test_a_policy_that_computes_its_budget_starves_nobody(
+def test_a_computed_budget_starves_no_decode(
     policy: int, most: int, decodes: int, prefills: int, floor: int, target_s: float
 ) -> None:
     setting = Setting(

@@ -109,7 +109,7 @@ def test_kv_full_or_preempting_alone_does_not_freeze():
         ({"verdict": None, "since_push_s": math.nan}, Reason.INCONCLUSIVE_TOO_LONG),
     ],
 )
-def test_a_push_that_hurts_is_taken_back(change, reason):
+def test_a_push_that_hurts_is_reverted(change, reason):
     decision = decide(replace(PUSHED, **change), LIMITS)
     assert (decision.action, decision.reason, decision.setting) == (Action.REVERT, reason, None)
 
@@ -168,7 +168,7 @@ def test_largest_step(before, wanted, after):
     assert (limited.step_tokens, limited.chunk_cap_tokens) == after
 
 
-def test_a_long_way_is_pushed_in_limited_steps():
+def test_a_distant_proposal_is_pushed_in_limited_steps():
     decision = decide(replace(CALM, proposal=BOOT._replace(step_tokens=100)), LIMITS)
     assert (decision.action, decision.reason, decision.setting.step_tokens) == (Action.PUSH, Reason.STEP_LIMITED, 1024)
 
@@ -210,7 +210,7 @@ def test_limited_steps_stay_inside_and_arrive(before, wanted, ratio):
         },
     )
 )
-def test_whatever_happens_the_guard_keeps_its_promises(change):
+def test_the_guard_keeps_its_invariants_in_any_situation(change):
     step = change.pop("step", 1500)
     now = replace(CALM, proposal=BOOT._replace(step_tokens=step), **change)
     decision = decide(now, LIMITS)
@@ -268,7 +268,7 @@ def test_verdicts(change, verdict, reason, held):
     assert (judged.verdict, judged.reason, judged.prediction_held) == (verdict, reason, held)
 
 
-def test_an_unknown_quantity_crosses_no_threshold_and_an_infinite_one_does():
+def test_an_unknown_value_crosses_no_threshold_and_an_infinite_one_does():
     limits = RollbackThresholds(gap_p99_s=0.05, failed_share=0.0)
     assert crossed(limits, Observed()) == ()
     assert crossed(limits, Observed(gap_p99_s=0.05, failed_share=0.0)) == ()

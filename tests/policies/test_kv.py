@@ -94,7 +94,7 @@ def test_a_freed_prefix_is_found_until_it_is_evicted_tail_first() -> None:
     check_blocks(state, POOL, [3], [], 4)
 
 
-def test_found_blocks_that_nobody_holds_use_up_free_places() -> None:
+def test_found_blocks_without_a_holder_use_up_free_blocks() -> None:
     state = with_contents([[1, 2], [1, 2]], block_tokens=4, pool_blocks=3)
     run(state, 0, 9)
     release(state, POOL, 0)
@@ -102,7 +102,7 @@ def test_found_blocks_that_nobody_holds_use_up_free_places() -> None:
     assert not fits(state, POOL, 1, 8, 13)
 
 
-def test_two_blocks_of_one_content_and_the_one_registered_first_is_found() -> None:
+def test_of_two_blocks_with_the_same_content_the_first_registered_is_found() -> None:
     state = with_contents([[5], [5], [5]], block_tokens=4, pool_blocks=6)
     take_prefix(state, POOL, 1, 0)  # both start before either block is full
     run(state, 0, 5)

@@ -132,7 +132,7 @@ def test_only_the_holder_pushes_while_the_lease_lives(held):
     assert push(ended, wish(revision=ended.revision, actor="other"), 161.0)[1].reason is LeaseReason.OK
 
 
-def test_lease_end_brings_boot_values_back_once(held):
+def test_a_lease_end_restores_boot_values_once(held):
     assert expire(held, 159.9)[1].reason is LeaseReason.NOTHING_TO_DO
     ended, outcome = expire(held, 160.0)
     assert outcome.reason is LeaseReason.EXPIRED
@@ -140,7 +140,7 @@ def test_lease_end_brings_boot_values_back_once(held):
     assert expire(ended, 170.0)[1].reason is LeaseReason.NOTHING_TO_DO
 
 
-def test_clock_back_ends_the_lease_but_a_small_step_back_does_not(held):
+def test_a_clock_jump_back_ends_the_lease_but_a_small_step_does_not(held):
     seen, _ = expire(held, 130.0)
     late, outcome = expire(seen, 130.0 - BACKWARD_SLACK_S)
     assert outcome.reason is LeaseReason.NOTHING_TO_DO
@@ -153,7 +153,7 @@ def test_clock_back_ends_the_lease_but_a_small_step_back_does_not(held):
     assert after.lease.left_s(ended.seen_s) == 60.0
 
 
-def test_clock_ahead_ends_the_lease(held):
+def test_a_clock_jump_ahead_ends_the_lease(held):
     assert expire(held, 1e12)[1].reason is LeaseReason.EXPIRED
 
 
@@ -186,7 +186,7 @@ def test_revert_at_boot_still_blocks(book):
     assert revert(blocked, 100.0, block=True)[1].reason is LeaseReason.NOTHING_TO_DO
 
 
-def test_left_is_never_negative_nor_longer_than_the_lease():
+def test_time_left_is_between_zero_and_the_lease():
     lease = Lease("a", "b", 1, 100.0, 60.0)
     assert [lease.left_s(now) for now in (99.0, 100.0, 130.0, 160.0, 200.0, math.nan)] == [
         0.0,
@@ -198,7 +198,7 @@ def test_left_is_never_negative_nor_longer_than_the_lease():
     ]
 
 
-def test_clamp_is_the_last_fence():
+def test_clamp_enforces_the_envelope():
     wild = BOOT._replace(step_tokens=10**9, chunk_cap_tokens=10**9, pass_over_max_s=1e9, max_running=0)
     fenced = ENVELOPE.clamp(wild)
     assert fenced == BOOT._replace(step_tokens=8192, chunk_cap_tokens=8192, pass_over_max_s=600.0, max_running=1)

@@ -44,7 +44,7 @@ def test_the_order_is_strict_and_total(rows: list[tuple[int, float, bool]], sett
 
 
 @given(REQUESTS, SETTINGS)
-def test_nobody_but_the_preempted_and_older_ones_goes_before_an_aged_request(
+def test_only_preempted_and_older_requests_go_before_an_aged_one(
     rows: list[tuple[int, float, bool]], setting: Setting
 ) -> None:
     state = state_of(rows)

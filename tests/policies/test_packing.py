@@ -45,7 +45,7 @@ def test_the_sequence_cap_holds_back_admission_only() -> None:
 
 
 @pytest.mark.parametrize(("waited_s", "third"), [(29.0, [[2, 8]]), (30.0, [])])
-def test_a_partial_prefill_cap_lets_short_prompts_pass_but_not_for_ever(
+def test_a_partial_prefill_cap_lets_short_prompts_pass_for_a_bounded_time(
     waited_s: float, third: list[list[int]]
 ) -> None:
     state = waiting([300, 300, 8])
@@ -93,14 +93,14 @@ def test_the_newest_is_preempted_when_blocks_run_out() -> None:
     assert state.counters[r.FREE_BLOCKS] == 1
 
 
-def test_shortest_first_passes_a_long_prompt_until_that_has_aged() -> None:
+def test_shortest_first_passes_a_long_prompt_until_it_has_aged() -> None:
     setting = Setting(100, order_policy=SHORTEST_FIRST, aging_s=5.0)
     arrival_s = [0.0, 1.0, 1.0]
     assert plan(waiting([300, 60, 30], arrival_s=arrival_s), setting, now_s=4.9) == [[2, 30], [1, 60], [0, 10]]
     assert plan(waiting([300, 60, 30], arrival_s=arrival_s), setting, now_s=5.0) == [[0, 100]]
 
 
-def test_back_from_an_order_policy_the_serving_order_is_that_of_admission() -> None:
+def test_after_an_order_policy_the_serving_order_is_that_of_admission() -> None:
     state = waiting([300, 60, 30])
     shortest = Setting(100, order_policy=SHORTEST_FIRST)
     assert plan(state, shortest) == [[2, 30], [1, 60], [0, 10]]
@@ -111,7 +111,7 @@ def test_back_from_an_order_policy_the_serving_order_is_that_of_admission() -> N
     assert plan(state, Setting(100)) == [[0, 100]]
 
 
-def test_deadline_puts_those_behind_that_are_too_late_anyway() -> None:
+def test_deadline_puts_requests_that_are_already_late_last() -> None:
     setting = Setting(100, order_policy=DEADLINE, aging_s=50.0, ttft_target_s=1.0, prefill_s_per_token=0.002)
     # 90 tokens need 0.18 s: too late after 0.9 s. The longer prompt that has just arrived can still be in time.
     state = waiting([90, 95], arrival_s=[0.0, 0.9])

@@ -130,7 +130,7 @@ def test_failed_requests_count_as_endless_in_the_run():
 @pytest.mark.parametrize("metric", ["tpot", "longest_gap", "gap", "e2e"])
 @pytest.mark.parametrize("broken", [{"failed": np.array([False, True])}, {"finish_s": np.array([5.0, NAN])}])
 @pytest.mark.parametrize("output", [11, 1])
-def test_who_never_got_the_end_waits_for_ever_in_every_latency(metric, broken, output):
+def test_an_unfinished_request_has_infinite_latencies(metric, broken, output):
     gaps = np.array([10, 10]) if output == 11 else np.array([0, 0])
     whole = {"gap_values_s": np.array([0.02]), "gap_weights": np.array([float(gaps.sum())]), "gap_count": gaps}
     run = outcomes([0.1, 0.1], output=output, **whole, **broken)

@@ -142,7 +142,7 @@ def test_a_bad_push_is_refused_in_one_line(change):
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"null", b"[]", b"\xff\xfe", b'{"a":' * 5000, b" " * (MAX_BODY_BYTES + 1)])
-def test_a_body_that_is_no_message_is_refused(raw):
+def test_a_body_that_is_not_a_message_is_refused(raw):
     with pytest.raises(InputError):
         parse(PushRequest, raw)
 
@@ -185,7 +185,7 @@ def test_state_gives_the_setting_in_force():
         parse(State, body(state(knobs=[]))).setting()
 
 
-def test_an_engine_that_does_not_tell_when_it_plans_plans_afterwards():
+def test_plan_ahead_defaults_to_off():
     told = state()
     assert parse(State, body(told)).envelope.plan_ahead is False
     told["envelope"]["plan_ahead"] = True

@@ -80,7 +80,7 @@ def test_case_4_a_start_with_a_cap_that_the_version_refuses_is_not_tried(version
     assert problems(found) == [(BootProblem.FLAG_UNSUPPORTED, flag) for flag in refused]
 
 
-def test_case_4_a_start_that_ended_all_the_same_is_tried_once_and_blames_no_budget() -> None:
+def test_case_4_a_refused_start_is_tried_once_and_not_blamed_on_the_budget() -> None:
     flags = BootFlags(ceiling_tokens=4096, chunk_cap_tokens=256)
     able = able_at("0.19.0")
     assert objections(flags, TEXT, able) == ()
@@ -90,7 +90,7 @@ def test_case_4_a_start_that_ended_all_the_same_is_tried_once_and_blames_no_budg
     assert objections(flags, TEXT, able, by_flag) == (), "it was the flag that ended that one, not 4,096 tokens"
 
 
-def test_case_4_of_a_version_that_nobody_read_nothing_is_assumed() -> None:
+def test_case_4_nothing_is_assumed_of_an_unknown_version() -> None:
     for version in ("0.25.1", "0.40.0", "1.0.0", "0.9.2"):
         found = objections(BootFlags(max_partial_prefills=2), TEXT, able_at(version))
         assert problems(found) == [(BootProblem.FLAG_UNKNOWN, "--max-num-partial-prefills")]
@@ -106,7 +106,7 @@ def test_flags_are_written_as_vllm_takes_them() -> None:
 # --- case 5 ---
 
 
-def test_case_5_no_version_is_said_to_move_the_two_caps_by_its_own_flags() -> None:
+def test_case_5_no_version_moves_the_two_caps_by_its_own_flags() -> None:
     """They were accepted and ignored; only the hook enforces them, and says so in its own state."""
     for minor in range(0, 60):
         able = capabilities(parse_version(f"0.{minor}.0"))
@@ -128,7 +128,7 @@ def test_case_9_a_larger_ceiling_costs_kv_cache_and_the_advice_says_how_much() -
     assert advice.flags.words() == ("--max-num-batched-tokens", "8192", "--max-num-scheduled-tokens", "2048")
 
 
-def test_case_9_the_models_shape_alone_tells_the_price_nearly() -> None:
+def test_case_9_the_models_shape_alone_estimates_the_price() -> None:
     measured, guessed = price(RTX4090), price([], QWEN3_8B)
     assert guessed.basis is Basis.GEOMETRY
     assert guessed.kv_tokens_per_token == pytest.approx(measured.kv_tokens_per_token, rel=0.1)
@@ -152,7 +152,7 @@ def test_case_9_headroom_that_leaves_no_room_for_one_prompt_is_refused() -> None
 # --- case 10 ---
 
 
-def test_case_10_a_start_that_ended_is_a_bound_learnt_and_never_tried_again() -> None:
+def test_case_10_a_failed_start_sets_a_bound_and_is_never_retried() -> None:
     able = able_at("0.32.0")
     came_up = [BootTrial(BootFlags(ceiling_tokens=tokens), blocks) for tokens, blocks in ((100, 2241), (2048, 2196))]
     trials = [*came_up, BootTrial(BootFlags(ceiling_tokens=131_072), None)]
@@ -172,7 +172,7 @@ def test_case_10_a_start_that_ended_is_a_bound_learnt_and_never_tried_again() ->
     assert seen == [32_768, 8192, 2048], "each once, downwards: no loop of retries"
 
 
-def test_case_10_the_price_of_a_ceiling_is_a_number_although_one_start_ended() -> None:
+def test_case_10_the_price_of_a_ceiling_is_known_although_one_start_failed() -> None:
     points = [BootPoint(100, 2241 * 16), BootPoint(2048, 2196 * 16)]
     cost = price(points)
     assert cost.kv_tokens_per_token == pytest.approx(45 * 16 / 1948)
@@ -193,7 +193,7 @@ def test_case_12_from_metrics_alone_it_is_unknown_whether_the_budget_is_reached(
         assert {Unseen.COMPUTED_TOKENS, Unseen.KNOBS} <= discover(server.url).unseen
 
 
-def test_case_12_step_records_show_the_ceiling_that_is_really_in_force() -> None:
+def test_case_12_step_records_show_the_ceiling_actually_in_force() -> None:
     """Speculative decoding under a budget of 8,192: the scheduler uses 2,048 whatever waits."""
     port = FakePort()
     for _ in range(200):
@@ -265,5 +265,5 @@ def test_case_21_without_a_target_on_gaps_the_largest_ceiling_that_starts_and_th
         (BootFlags(chunk_cap_tokens=40_000), TEXT, BootProblem.ABOVE_MODEL_LENGTH),
     ],
 )
-def test_a_start_that_vllm_would_end_is_objected_to(flags: BootFlags, model: ModelFacts, problem: BootProblem) -> None:
+def test_a_start_that_vllm_would_refuse_is_rejected(flags: BootFlags, model: ModelFacts, problem: BootProblem) -> None:
     assert [one.problem for one in objections(flags, model, able_at("0.32.0"))] == [problem]

@@ -29,7 +29,7 @@ def fault_of(script: Script, timeouts: Timeouts = PATIENT, ask: Callable[[HttpPo
         return caught.value.fault
 
 
-def test_a_state_comes_back_as_it_was_sent() -> None:
+def test_a_state_round_trips() -> None:
     with scripted(message(state(revision=5))) as server:
         port = HttpPort(server.url + "/tuning/v1/")
         assert port.state() == state(revision=5)
@@ -70,7 +70,7 @@ STATUSES = [
 
 @pytest.mark.parametrize("ask", [HttpPort.state, lambda port: port.push(PUSH)], ids=["read", "push"])
 @pytest.mark.parametrize(("status", "fault"), STATUSES)
-def test_a_status_is_its_fault(status: int, fault: PortFault, ask: Callable[[HttpPort], object]) -> None:
+def test_each_status_maps_to_its_fault(status: int, fault: PortFault, ask: Callable[[HttpPort], object]) -> None:
     body = b"" if status == 204 else b"{}"
     assert fault_of(answer(status, body, "location: http://127.0.0.1:1/x"), ask=ask) == fault
 
@@ -98,7 +98,7 @@ def test_a_refusal_under_another_status_is_garbage() -> None:
 @pytest.mark.parametrize(
     ("status", "fault"), [(409, PortFault.GARBAGE), (422, PortFault.GARBAGE), (503, "server_error")]
 )
-def test_a_refusal_that_does_not_say_what(status: int, fault: str) -> None:
+def test_a_refusal_without_the_protocols_body(status: int, fault: str) -> None:
     """A 503 without the protocol's words comes from a balancer; a 409 without them is nonsense."""
     assert fault_of(answer(status, b"<html>busy</html>"), ask=lambda port: port.push(PUSH)) == fault
 
@@ -127,7 +127,7 @@ def test_another_protocol_version_is_named() -> None:
     assert fault_of(answer(409, VERSION_2), ask=lambda port: port.push(PUSH)) == PortFault.PROTOCOL_MISMATCH
 
 
-def test_rows_of_another_place_are_garbage() -> None:
+def test_rows_from_another_position_are_garbage() -> None:
     page = wire.RequestColumns.model_validate(
         {"boot_id": "b", "now_s": 1.0, "after": 4, "next": 4, "lost": 0}
         | {name: () for name in wire.RequestColumns.model_fields if name not in wire.Columns.model_fields}
@@ -148,7 +148,7 @@ def test_a_refused_connection_is_unreachable() -> None:
     assert caught.value.fault is PortFault.UNREACHABLE
 
 
-def test_a_name_that_nobody_knows_is_unreachable() -> None:
+def test_an_unknown_host_name_is_unreachable() -> None:
     with pytest.raises(PortError) as caught:
         HttpPort("http://nobody.invalid").state()
     assert caught.value.fault is PortFault.UNREACHABLE
@@ -159,7 +159,7 @@ def test_a_name_that_nobody_knows_is_unreachable() -> None:
     [None, b"", b"HTTP/1.1 200 x\r\nx: ", b"HTTP/1.1 200 x\r\ncontent-length: 900000\r\n\r\n"],
     ids=["silence", "an endless status", "an endless header", "a slow body"],
 )
-def test_whoever_hangs_or_drips_is_given_up_on(head: bytes | None) -> None:
+def test_a_peer_that_hangs_or_drips_times_out(head: bytes | None) -> None:
     with scripted(lambda connection: None) as server:
 
         def script(connection: socket.socket) -> None:
@@ -210,11 +210,11 @@ def test_a_huge_answer_is_cut(how: str, monkeypatch: pytest.MonkeyPatch) -> None
         (b"HTTP/1.1 200 x\r\ncontent-length: -1\r\n\r\n", PortFault.GARBAGE),
     ],
 )
-def test_a_connection_that_breaks_and_one_that_is_no_http(content: bytes, fault: PortFault) -> None:
+def test_a_broken_connection_and_a_non_http_peer(content: bytes, fault: PortFault) -> None:
     assert fault_of(raw(content)) == fault
 
 
-def test_https_to_a_plain_port_is_no_connection() -> None:
+def test_https_to_a_plain_port_is_unreachable() -> None:
     with scripted(raw(b"HTTP/1.1 400 x\r\n\r\n")) as server:
         with pytest.raises(PortError) as caught:
             HttpPort(server.url.replace("http:", "https:")).state()
@@ -224,7 +224,7 @@ def test_https_to_a_plain_port_is_no_connection() -> None:
 
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(content=st.one_of(st.binary(max_size=300), st.binary(max_size=200).map(lambda b: b"HTTP/1.1 200 x\r\n" + b)))
-def test_no_bytes_bring_another_error(content: bytes) -> None:
+def test_any_bytes_raise_only_port_errors(content: bytes) -> None:
     with scripted(raw(content)) as server:
         try:
             HttpPort(server.url, timeouts=PATIENT).state()
@@ -282,7 +282,7 @@ BAD_ADDRESSES = [
 
 
 @pytest.mark.parametrize("text", BAD_ADDRESSES)
-def test_an_address_that_is_none_is_one_line(text: str) -> None:
+def test_an_invalid_address_is_one_line(text: str) -> None:
     with pytest.raises(InputError) as caught:
         HttpPort(text)
     assert "\n" not in str(caught.value) and "secret" not in str(caught.value)
@@ -293,7 +293,7 @@ def test_an_address_as_it_is_printed(ending: str) -> None:
     assert HttpPort("https://h:1/behind" + ending).address == "https://h:1/behind"
 
 
-def test_certificates_of_ones_own(tmp_path: Path) -> None:
+def test_custom_certificates_are_trusted(tmp_path: Path) -> None:
     file = tmp_path / "ca.pem"
     file.write_text("not a certificate")
     with pytest.raises(InputError, match=r"ca\.pem"):
@@ -302,7 +302,7 @@ def test_certificates_of_ones_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
-def test_timeouts_are_times(seconds: float) -> None:
+def test_invalid_timeouts_are_refused(seconds: float) -> None:
     with pytest.raises(InputError):
         Timeouts(connect_s=seconds)
     with pytest.raises(InputError):

@@ -39,7 +39,7 @@ def test_the_card_decides(card: Card, usage: Usage, expected: Batch) -> None:
     assert default_batch(card, Start(model_tokens=LONG, usage=usage)) == expected
 
 
-def test_what_else_moves_them() -> None:
+def test_other_inputs_change_the_defaults() -> None:
     assert default_batch(CPU, Start(model_tokens=LONG, world_size=2)) == Batch(4096, 256)
     assert default_batch(H100, Start(model_tokens=LONG, throughput=True)) == Batch(16_384, 2048)
     assert default_batch(H100, Start(model_tokens=LONG, throughput=True, step_tokens=512)) == Batch(512, 512)

@@ -52,7 +52,7 @@ def test_a_recorded_page_of_a_real_server(shared_data: Path) -> None:
     assert found.uses == frozenset(Use) and found.pool == KvPool(4096, 128) and found.engines == 1
 
 
-def test_old_names_count_as_well() -> None:
+def test_old_metric_names_are_recognised() -> None:
     old = PAGE.replace("kv_cache_usage_perc", "gpu_cache_usage_perc").replace(
         "inter_token_latency", "time_per_output_token"
     )
@@ -60,7 +60,7 @@ def test_old_names_count_as_well() -> None:
         assert discover(server.url).uses == frozenset(Use)
 
 
-def test_a_series_that_is_missing_takes_its_use_away_and_is_named() -> None:
+def test_a_missing_series_is_named_and_its_use_disabled() -> None:
     page = PAGE.replace("vllm:time_to_first_token_seconds", "vllm:other")
     with routes(vllm(page)) as server:
         found = discover(server.url)
@@ -75,26 +75,26 @@ def test_engines_behind_one_address_are_counted() -> None:
 
 
 @pytest.mark.parametrize("version", [b'{"version":"dev"}', b"{}", b"nothing", b'{"version":3}'])
-def test_a_version_that_is_not_told_is_not_known(version: bytes) -> None:
+def test_an_unreported_version_is_unknown(version: bytes) -> None:
     with routes(vllm(version=version)) as server:
         found = discover(server.url)
     assert found.version is None and found.able is not None and found.able.hook is Hook.READ_ONLY
     assert not found.able.live
 
 
-def test_models_behind_an_api_key_are_not_told() -> None:
+def test_models_behind_an_api_key_are_unknown() -> None:
     with routes(vllm(models=answer(401, b'{"error":"Unauthorized"}'))) as server:
         found = discover(server.url)
     assert found.access is Access.OBSERVE_ONLY and found.models == () and found.model_tokens is None
 
 
 @pytest.mark.parametrize("page", [None, "go_goroutines 3\n", "# vllm:num_requests_running\n", ""])
-def test_something_else_is_neither(page: str | None) -> None:
+def test_another_server_is_neither(page: str | None) -> None:
     with routes({} if page is None else {"/metrics": answer(200, page.encode())}) as server:
         assert discover(server.url).access is Access.UNKNOWN_SERVER
 
 
-def test_an_engine_with_the_protocol_tells_itself() -> None:
+def test_an_engine_with_the_protocol_identifies_itself() -> None:
     hooked = message(state(engine="vllm", engine_version="0.31.2"))
     with routes({"/tuning/v1/state": hooked}) as server:
         found = discover(server.url)
@@ -105,7 +105,7 @@ def test_an_engine_with_the_protocol_tells_itself() -> None:
     assert found.access is Access.PROTOCOL and found.version is None and found.able is None, "not vLLM's"
 
 
-def test_the_tuning_token_goes_to_the_protocol_alone(tmp_path: Path) -> None:
+def test_the_tuning_token_is_sent_only_to_the_protocol(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("tuning-token-0123456789")
     with routes(vllm()) as server:
@@ -114,7 +114,7 @@ def test_the_tuning_token_goes_to_the_protocol_alone(tmp_path: Path) -> None:
     assert sent == [True, False, False, False]
 
 
-def test_a_protocol_that_refuses_is_its_fault_and_not_a_vllm_without_one() -> None:
+def test_a_refusing_protocol_is_not_taken_for_a_vllm_without_one() -> None:
     with routes(vllm() | {"/tuning/v1/state": answer(401, b"{}")}) as server:
         with pytest.raises(PortError) as caught:
             discover(server.url)

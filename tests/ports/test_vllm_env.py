@@ -51,7 +51,7 @@ def test_versions_and_python_are_read(env: Env) -> None:
     assert found.plugins == (Plugin("lora", "vllm.general_plugins", "vllm"),)
 
 
-def test_the_line_names_every_plugin_in_use_and_the_hook(env: Env) -> None:
+def test_the_plugins_line_names_every_plugin_in_use_and_the_hook(env: Env) -> None:
     env.install("their-cards", points="[vllm.platform_plugins]\ncard = c:f\n")
     env.install(
         "their-stats", points="[vllm.stat_logger_plugins]\nstats = s:S\n[vllm.io_processor_plugins]\nio = i:I\n"
@@ -64,7 +64,7 @@ def test_the_line_names_every_plugin_in_use_and_the_hook(env: Env) -> None:
     assert found.newly_on(None) == ()
 
 
-def test_an_allowlist_that_is_set_stays_as_it_is(env: Env) -> None:
+def test_an_existing_allowlist_is_kept(env: Env) -> None:
     found = env.read()
     assert found.allowlist("theirs, mine") == ("theirs", "mine", "rooftune")
     assert found.allowlist("") == ("rooftune",), "set to nothing: all are off, and stay off"
@@ -72,7 +72,7 @@ def test_an_allowlist_that_is_set_stays_as_it_is(env: Env) -> None:
     assert found.newly_on("lora") == ()
 
 
-def test_routes_that_share_a_name_with_a_plugin_in_use_would_come_on(env: Env) -> None:
+def test_routes_sharing_a_name_with_a_plugin_in_use_are_switched_on(env: Env) -> None:
     env.install("both", points="[vllm.general_plugins]\nboth = b:f\n[vllm.endpoint_plugins]\nboth = b:R\n")
     assert env.read().newly_on(None) == (Plugin("both", "vllm.endpoint_plugins", "both"),)
 
@@ -96,6 +96,6 @@ def test_the_hook_is_registered_in_both_groups_under_the_name_that_the_line_give
 
 
 @pytest.mark.parametrize("place", [".", "nothing"])
-def test_a_folder_that_is_no_environment(place: str, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_an_environment_is_refused(place: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="site-packages"):
         read_env(tmp_path / place)

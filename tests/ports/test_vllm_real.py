@@ -44,7 +44,7 @@ def token(tmp_path: Path) -> Path:
     return file
 
 
-def test_without_the_hook_it_is_watched_only(
+def test_without_the_hook_vllm_is_only_observed(
     vllm_python: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving(vllm_python, model, model.parent / "bare", plugin=False) as server:
@@ -109,7 +109,7 @@ def test_a_push_through_the_port_is_in_force_for_the_next_prompt(hooked: Server,
     assert port.state().setting().step_tokens == 2048
 
 
-def test_the_doctor_finds_it_in_order_and_a_wrong_token_out(
+def test_the_doctor_passes_it_and_detects_a_wrong_token(
     hooked: Server, token: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["doctor", "--engine", hooked.url, "--timeout", "60s", "--token-file"]

@@ -74,12 +74,12 @@ def check_runs(monkeypatch: pytest.MonkeyPatch, examples: int) -> Counter[str]:
     return total
 
 
-def test_every_step_keeps_its_promises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_step_keeps_its_invariants(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_runs(monkeypatch, 50)["chunk cap binds"] > 0
 
 
 @pytest.mark.slow
-def test_enough_runs_meet_every_feature(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_enough_runs_exercise_every_feature(monkeypatch: pytest.MonkeyPatch) -> None:
     total = check_runs(monkeypatch, 800)
     missing = {name: total[name] for name, least in FEATURES.items() if total[name] < least}
     assert not missing, f"too rare to count as tested: {missing}"

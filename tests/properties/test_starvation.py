@@ -167,7 +167,7 @@ def test_a_capped_prompt_can_starve_the_decodes_behind_it(keep: int, prompt_toke
 
 
 @pytest.mark.parametrize(("keep", "served"), [(0, 64), (1, 100)])
-def test_a_budget_below_the_decodes_carries_all_of_them(keep: int, served: int) -> None:
+def test_a_budget_below_the_decodes_still_serves_them_all(keep: int, served: int) -> None:
     """A push may lower budget and sequence cap under 100 decodes to 64: none of them may wait for another to finish."""
     state, boot = decodes_behind_a_prompt(100), BOOT._replace(keep_decodes_moving=keep)
     state.running[:101] = np.roll(np.arange(101), -1)  # the prompt last

@@ -67,7 +67,7 @@ def only_input_errors(call: object, *args: object, **kwargs: object) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(data=contents, format=st.sampled_from(FORMATS), sort=st.booleans())
-def test_only_input_errors_come_out_of_files(data: bytes, format: str, sort: bool) -> None:
+def test_bad_files_raise_only_input_errors(data: bytes, format: str, sort: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "f"
         path.write_bytes(data)
@@ -77,7 +77,7 @@ def test_only_input_errors_come_out_of_files(data: bytes, format: str, sort: boo
 
 @settings(max_examples=100, deadline=None)
 @given(text=st.one_of(st.text(max_size=20), st.from_regex(r"[0-9.e+x@:/%,-]{0,12}(s|ms|m)?", fullmatch=True)))
-def test_only_input_errors_come_out_of_values(text: str) -> None:
+def test_bad_values_raise_only_input_errors(text: str) -> None:
     for parse in (parse_duration, parse_rate_scale, parse_burst):
         only_input_errors(parse, text)
     for parse_with in (parse_count, parse_share, parse_lengths):

@@ -58,7 +58,7 @@ def test_every_gap_is_the_time_between_two_reads() -> None:
     assert row.output_tokens == 4 and row.cached_tokens == 6
 
 
-def test_tokens_of_one_read_have_a_gap_of_exactly_nothing() -> None:
+def test_tokens_of_one_read_have_a_gap_of_zero() -> None:
     row = asked(Script([(0.5, token()), (0.3, token() + token() + token("length")), (0.0, DONE)]))
     assert row.gaps_s[1:] == (0.0, 0.0) and row.gaps_s[0] == pytest.approx(0.3)
 
@@ -78,12 +78,12 @@ def test_several_tokens_in_an_event_are_counted_by_their_ids() -> None:
     assert row.output_tokens == 4 and row.gaps_s == pytest.approx((0.2, 0.0, 0.0))
 
 
-def test_without_ids_the_servers_count_stands_and_the_gaps_are_those_of_events() -> None:
+def test_without_ids_the_servers_count_is_used_and_gaps_are_those_of_events() -> None:
     row = asked(Script([(0.1, token()), (0.3, token("length")), (0.0, usage(4) + DONE)]))
     assert row.output_tokens == 4 and len(row.gaps_s) == 1 and row.tpot_s == pytest.approx(0.1)
 
 
-def test_a_notice_of_the_end_is_no_token_when_the_servers_count_says_so() -> None:
+def test_an_end_event_is_not_a_token_if_the_servers_count_excludes_it() -> None:
     parts = [(0.1, token()), (0.1, token()), (0.5, token("length", text=""))]
     assert asked(Script([*parts, (0.0, usage(2) + DONE)])).output_tokens == 2
     assert asked(Script([*parts, (0.0, usage(3) + DONE)])).output_tokens == 3
@@ -107,7 +107,7 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("failure", "parts", "status"), ENDS)
-def test_every_bad_end_has_its_word_and_is_sent_once(
+def test_every_failure_has_its_reason_and_is_sent_once(
     failure: str, parts: list[tuple[float, bytes | Exception]], status: int
 ) -> None:
     script = Script(parts, status)
@@ -128,7 +128,7 @@ def test_a_slow_answer_is_a_timeout_and_keeps_its_tokens() -> None:
     assert row.failure == "timeout" and row.ttft_s is not None
 
 
-def test_nobody_there_is_unreachable_and_a_wrong_key_ends_it_all() -> None:
+def test_a_missing_server_is_unreachable_and_a_wrong_key_ends_the_run() -> None:
     class Nobody(Script):
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
             raise httpx.ConnectError("refused")
@@ -148,7 +148,7 @@ def test_nobody_there_is_unreachable_and_a_wrong_key_ends_it_all() -> None:
         (404, b"", None, None),
     ],
 )
-def test_what_a_server_says_it_serves(status: int, body: bytes, name: str | None, longest: int | None) -> None:
+def test_served_models_are_read(status: int, body: bytes, name: str | None, longest: int | None) -> None:
     async def look() -> None:
         async with httpx.AsyncClient(transport=Script([(0.0, body)], status)) as http:
             served = await served_model(http, "http://x")
@@ -158,7 +158,7 @@ def test_what_a_server_says_it_serves(status: int, body: bytes, name: str | None
 
 
 @pytest.mark.parametrize(("status", "error"), [(401, RefusedError), (403, RefusedError), (503, UnreachableError)])
-def test_a_server_that_does_not_let_in_or_is_not_ready(status: int, error: type[Exception]) -> None:
+def test_a_server_that_refuses_or_is_not_ready_is_reported(status: int, error: type[Exception]) -> None:
     async def look() -> None:
         async with httpx.AsyncClient(transport=Script([(0.0, b"")], status)) as http:
             await served_model(http, "http://x")
@@ -185,7 +185,7 @@ class Endless(Script):
 @pytest.mark.parametrize(
     ("part", "pause_s", "said"), [(b" " * 65536, 0.0, "is longer than 100000 bytes"), (b" ", 0.01, "has no end after")]
 )
-def test_a_model_list_without_an_end_is_one_line(
+def test_an_endless_model_list_is_one_line(
     part: bytes, pause_s: float, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "MAX_ANSWER_BYTES", 100_000)

@@ -12,7 +12,7 @@ from tests.replay.rows import columns, row
 OFFSET_S = 1000.0
 
 
-def test_requests_find_their_rows_in_the_order_of_their_sending() -> None:
+def test_requests_match_their_rows_in_sending_order() -> None:
     rows = [row(0, sent_s=1.0), row(1, sent_s=2.0), row(2, sent_s=3.0, prompt=99)]
     page = columns([(7, 1003.0, 99, 3, 1003.8), (8, 1002.0, 10, 3, 1002.8), (9, 1001.0, 10, 3, 1001.8)])
     part = match([page], rows, OFFSET_S)
@@ -20,7 +20,7 @@ def test_requests_find_their_rows_in_the_order_of_their_sending() -> None:
     assert part.missing == 0 and part.others == 0 and part.gap_bounds_s == (0.15,)
 
 
-def test_rows_of_others_are_told_apart_by_tokens_time_and_end() -> None:
+def test_rows_of_other_clients_are_excluded_by_tokens_time_and_end() -> None:
     rows = [row(0, sent_s=10.0), row(1, sent_s=20.0, failure="timeout")]
     page = columns(
         [
@@ -50,7 +50,7 @@ def test_as_many_rows_as_requests_are_paired_in_order_however_near() -> None:
     assert [one.sequence for one in match([page], rows, OFFSET_S).requests] == [1, 2]
 
 
-def test_requests_that_reached_the_engine_in_another_order_find_their_rows() -> None:
+def test_requests_that_arrived_in_another_order_match_their_rows() -> None:
     rows = [row(0, sent_s=10.0, ttft_s=0.5), row(1, sent_s=10.1, ttft_s=5.0)]
     page = columns([(1, 1010.2, 10, 3, 1015.3), (2, 1010.3, 10, 3, 1010.7)])
     assert [(one.index, one.sequence) for one in match([page], rows, OFFSET_S).requests] == [(0, 2), (1, 1)]
@@ -69,7 +69,7 @@ def reader_of(pages: list[httpx.Response], asked: list[str]) -> EngineReader:
     return EngineReader(httpx.AsyncClient(transport=httpx.MockTransport(answer)), "http://t", lambda: 2.0)
 
 
-def test_reading_begins_after_what_there_is_and_goes_on_until_all_is_there() -> None:
+def test_reading_starts_after_existing_rows_and_continues_until_complete() -> None:
     old = columns([(40, 1.0, 10, 3, 2.0)])
     first = columns([(41, 1001.0, 10, 3, 1001.8)], now_s=1002.0).model_copy(update={"after": 40})
     none = columns([]).model_copy(update={"after": 41, "next": 41})
@@ -89,7 +89,7 @@ def test_reading_begins_after_what_there_is_and_goes_on_until_all_is_there() -> 
     assert match(reader.pages, [], reader.offset_s + 1.5).clock_offset_s == 0.0 - 0.5
 
 
-def test_no_protocol_a_wrong_token_and_a_restart_are_told() -> None:
+def test_no_protocol_a_wrong_token_and_a_restart_are_reported() -> None:
     for response, error in (
         (httpx.Response(404), InputError),
         (httpx.Response(401), RefusedError),

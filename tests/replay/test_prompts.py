@@ -37,13 +37,13 @@ def test_equal_keys_are_equal_ids_and_everything_else_differs() -> None:
     assert (a[:16] != d[:16]).mean() > 0.9
 
 
-def test_a_key_of_a_part_of_a_span_gives_the_beginning_of_that_span() -> None:
+def test_a_key_for_part_of_a_span_gives_its_prefix() -> None:
     made = PromptMaker(traffic([20, 32], keys=[[1, 2], [1, 2]]), 1000, seed=0)
     short, long = made.token_ids(0), made.token_ids(1)
     assert len(short) == 20 and (short == long[:20]).all()
 
 
-def test_cached_tokens_are_a_beginning_that_all_share() -> None:
+def test_cached_tokens_are_a_shared_prefix() -> None:
     made = PromptMaker(traffic([30, 30, 30], cached=[20, 10, 0]), 1000, seed=0)
     a, b, c = (made.token_ids(row) for row in range(3))
     assert (a[:10] == b[:10]).all()

@@ -89,7 +89,7 @@ def test_the_engine_is_judged_on_its_own_times() -> None:
     assert other.attainment is None and "0.15" in str(other.not_judged)
 
 
-def test_no_targets_and_no_requests_are_no_zero() -> None:
+def test_no_targets_or_no_requests_do_not_become_zero() -> None:
     free = verdict(client_outcomes(ROWS), Slo((), objective="tokens_per_s"), "client")
     assert free.attainment is None and free.goodput_rps is None and free.tokens_per_s > 0
     none = verdict(client_outcomes([]), SLO, "client")
@@ -103,7 +103,7 @@ def test_outcomes_of_the_client_reach_the_exact_quantiles_of_a_gap_target() -> N
     assert margin.measured_s == 0.3 and margin.samples == 6
 
 
-def test_a_client_that_is_late_or_starved_says_so() -> None:
+def test_a_late_or_starved_client_is_reported() -> None:
     calm = client_part(tuple(ROWS))
     assert calm.bottleneck == () and calm.shared_reads == 0.0
     late = client_part(tuple(one.model_copy(update={"sent_s": one.planned_s + 0.1}) for one in ROWS))

@@ -24,7 +24,7 @@ def run(planned_s: list[float], send: Send, stop: asyncio.Event | None = None) -
     return asyncio.run(main()), told
 
 
-def test_a_slow_answer_delays_nobody() -> None:
+def test_a_slow_answer_delays_no_other_request() -> None:
     """The first answer comes only once the last request was sent."""
     sent: list[tuple[int, bytes]] = []
     last = asyncio.Event()
@@ -42,7 +42,7 @@ def test_a_slow_answer_delays_nobody() -> None:
     assert [flight.failure for flight in flights] == [None] * 20 and told[-1] == 20
 
 
-def test_nothing_is_sent_early_and_what_is_late_is_sent_at_once() -> None:
+def test_nothing_is_sent_early_and_late_requests_are_sent_at_once() -> None:
     zero_s = time.monotonic()
     planned = [0.0, 0.0, 0.05, 0.15, 0.15]
 
@@ -58,7 +58,7 @@ def test_nothing_is_sent_early_and_what_is_late_is_sent_at_once() -> None:
     assert flights[2].sent_s >= 0.2  # and it shows as lateness of the client
 
 
-def test_a_stop_keeps_what_there_is() -> None:
+def test_a_stop_keeps_partial_results() -> None:
     stop = asyncio.Event()
 
     async def send(flight: Flight, content: bytes) -> None:
@@ -74,7 +74,7 @@ def test_a_stop_keeps_what_there_is() -> None:
 
 
 @pytest.mark.parametrize("error", [RefusedError("wrong key"), ZeroDivisionError("defect")])
-def test_an_error_ends_everything_and_is_told(error: Exception) -> None:
+def test_an_error_ends_the_run_and_is_reported(error: Exception) -> None:
     async def send(flight: Flight, content: bytes) -> None:
         flight.sent_s = 1.0
         if flight.index == 1:

@@ -40,7 +40,7 @@ def test_no_violation_no_external_request_and_nothing_scrolls_sideways() -> None
         assert result["external_requests"] == 0 and result["sideways_px"] == 0
 
 
-def test_the_check_sees_what_is_wrong(tmp_path: Path) -> None:
+def test_the_check_detects_violations(tmp_path: Path) -> None:
     broken = tmp_path / "index.html"
     text = PAGE.read_text(encoding="utf-8")
     assert '<html lang="en">' in text

@@ -52,7 +52,7 @@ def test_policies_are_named_in_plain_words_on_every_first_screen() -> None:
         assert "at most 2 prompts are half-read" in text
 
 
-def test_every_rendering_goes_back_without_the_hooks_policies_and_no_comma_stands_alone() -> None:
+def test_every_rendering_undoes_without_the_hooks_policies_and_has_no_stray_comma() -> None:
     for render in (html_page, markdown_page, summary):
         assert "without the hook's policies" in _plain(render(_with_policies()))
         assert "without the hook's policies" not in _plain(render(record()))
@@ -158,7 +158,7 @@ def test_infeasible_only_together_and_at_no_rate() -> None:
     assert "--engine" not in headline.limit(record(**INFEASIBLE, best=best, feasible=rate, search=everything))
 
 
-def test_glances_are_drawn_in_the_heat_map_only() -> None:
+def test_first_looks_appear_only_in_the_heat_map() -> None:
     made = record()
     whole = [t for t in made.trials if t.whole_traffic]
     bare = record(trials=[t.model_dump() for t in whole])
@@ -193,7 +193,7 @@ def test_step_curve_without_a_knee_or_a_floor() -> None:
     assert tables_model is not None and "measured tables" in tables_model.caption
 
 
-def test_what_can_never_run_is_said_before_any_target() -> None:
+def test_requests_that_can_never_run_are_named_before_any_target() -> None:
     plain = record()
     stuck = plain.model_copy(update={"best": plain.best.model_copy(update={"refused": 3})})
     said = summary(stuck)
@@ -202,7 +202,7 @@ def test_what_can_never_run_is_said_before_any_target() -> None:
     assert "--kv-tokens" not in summary(plain)
 
 
-def test_every_other_target_that_is_missed_is_named_too() -> None:
+def test_every_other_missed_target_is_named() -> None:
     values = trial("search", 640, margins=_missed(4.0), feasible=False)
     values["margins"][1] |= {"measured_s": 0.0303, "margin": 0.01}
     said = headline.limit(record(**INFEASIBLE, best=values))

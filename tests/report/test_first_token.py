@@ -6,7 +6,7 @@ from rooftune.tuner.report.build import twin_error
 from tests.report.records import record, record_values
 
 
-def test_a_prefill_only_engine_is_said_to_be_tuned_for_the_first_token() -> None:
+def test_a_prefill_only_report_says_it_is_tuned_for_the_first_token() -> None:
     traffic = {**record_values()["traffic"], "output_p50_tokens": 1, "output_p99_tokens": 1, "output_max_tokens": 1}
     assert any("prefill-only" in line for line in trust.caveats(record(traffic=traffic)))
     assert not any("prefill-only" in line for line in trust.caveats(record()))

@@ -43,7 +43,7 @@ def test_unusable_folder_is_refused_before_the_work(tmp_path: Path, place: str) 
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
+def test_a_folder_where_a_file_belongs_is_refused(tmp_path: Path) -> None:
     (tmp_path / "report.md").mkdir()
     with pytest.raises(InputError, match=r"report\.md"), report_folder(tmp_path):
         pytest.fail("the work must not begin")
@@ -74,9 +74,7 @@ def test_a_write_that_fails_leaves_nothing(
     assert not (tmp_path / "out").exists()
 
 
-def test_two_runs_into_one_folder_leave_the_whole_report_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_runs_into_one_folder_leave_one_complete_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = (record(traffic=record_values()["traffic"] | {"name": name}) for name in ("ours.csv", "theirs.csv"))
     other = threading.Thread(target=write_report, args=(theirs, tmp_path))
     rename = os.replace
@@ -97,7 +95,7 @@ def test_two_runs_into_one_folder_leave_the_whole_report_of_one(
         assert len({name in (tmp_path / file).read_text() for file in NAMES}) == 1, name
 
 
-def test_a_folder_that_a_failed_run_took_back_is_made_again(tmp_path: Path) -> None:
+def test_a_folder_removed_by_a_failed_run_is_created_again(tmp_path: Path) -> None:
     with report_folder(tmp_path / "out") as folder:
         folder.rmdir()  # as the run does that had made it
         write_report(record(), folder)

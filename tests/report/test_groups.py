@@ -30,7 +30,7 @@ def _outcomes(ttft_s: list[float]) -> Outcomes:
     )
 
 
-def test_groups_hold_who_they_say() -> None:
+def test_groups_hold_the_requests_they_name() -> None:
     members = {group[:2]: group[2].tolist() for group in groups_of(_outcomes([0.5] * 4))}
     assert members["all", "all requests"] == [True] * 4
     assert members["prompt length", "up to 500 tokens"] == [True, True, False, False]
@@ -63,7 +63,7 @@ def test_a_group_without_gaps_has_no_samples() -> None:
     assert rows["prefix found"].current.longest_gap_p99_s is None
 
 
-def test_only_what_is_not_usual_is_kept_of_a_setting() -> None:
+def test_only_non_default_knobs_of_a_setting_are_kept() -> None:
     assert setting_values(Setting(512)) == {"step_tokens": 512, "chunk_cap_tokens": 0, "max_running": 256}
     assert setting_values(Setting(512, order_policy=1))["order_policy"] == 1
     shortest = Setting(512, 64, order_policy=1, aging_s=5.0)
@@ -74,7 +74,7 @@ def test_only_what_is_not_usual_is_kept_of_a_setting() -> None:
     )
 
 
-def test_overrides_say_whom_they_are_for() -> None:
+def test_overrides_name_the_requests_they_apply_to() -> None:
     gold = Override(Condition(tenant="gold", min_prompt_tokens=8000, cached=False), SLO.targets)
     words = [part.applies_to for part in target_parts(Slo(SLO.targets, (gold,)))]
     assert words == ["all requests", "prompts of at least 8,000 tokens, tenant gold, no prefix in the cache"]

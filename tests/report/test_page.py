@@ -74,7 +74,7 @@ def _without_margins(changed: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("changed", VERDICTS)
-def test_page_is_well_formed_and_asks_for_nothing(changed: dict[str, Any]) -> None:
+def test_page_is_well_formed_and_makes_no_requests(changed: dict[str, Any]) -> None:
     made = record(**_without_margins(changed))
     page = html_page(made)
     check = _checked(page)
@@ -172,7 +172,7 @@ def test_seconds(value: Any, said: str) -> None:
     assert words.seconds(value) == said
 
 
-def test_what_misses_a_target_is_not_called_recommended() -> None:
+def test_a_setting_that_misses_a_target_is_not_called_recommended() -> None:
     made = record(verdict="infeasible", best=trial("search", 512, 16, feasible=False))
     for text in (html_page(made), markdown_page(made), summary(made)):
         assert "No setting meets every target" in text
@@ -186,7 +186,7 @@ def test_nothing_to_set_means_nothing_to_do_and_nothing_to_undo() -> None:
     assert "Leave the engine as it is" in html_page(made)
 
 
-def test_run_in_which_nothing_ever_came_still_renders() -> None:
+def test_a_run_without_any_token_still_renders() -> None:
     lost: dict[str, Any] = {
         name: "inf" for name in trial("search", 512) if name.endswith("_s") and "tokens" not in name
     }
@@ -204,7 +204,7 @@ def test_run_in_which_nothing_ever_came_still_renders() -> None:
     assert words.NEVER in markdown_page(made)
 
 
-def test_target_without_samples_is_said_not_to_be_judged() -> None:
+def test_a_target_without_samples_is_reported_as_not_judged() -> None:
     rows = [{"measured_s": 1.0, "margin": -0.5, "samples": 10}, {"measured_s": None, "margin": None, "samples": 0}]
     made = record(best=trial("search", 704, margins=rows))
     assert any("No sample for gap between tokens p99" in line for line in trust.caveats(made))

@@ -52,7 +52,7 @@ def test_a_chunk_cap_alone(old: int, new: int, said: str) -> None:
     assert said in text and bool(said) == bool(text)
 
 
-def test_where_nobody_writes_nobody_is_said_to_wait() -> None:
+def test_without_running_requests_no_stall_is_claimed() -> None:
     assert cause(record(traffic=record_values()["traffic"] | {"output_max_tokens": 1})) == ""
 
 
@@ -66,7 +66,7 @@ def test_the_trade_sorts_figures_by_direction() -> None:
     assert "gap between tokens p99 22 ms → 83.4 ms" in backwards.split(" Worse: ")[1]
 
 
-def test_the_trade_knows_never_and_what_has_no_target() -> None:
+def test_the_trade_covers_never_and_metrics_without_a_target() -> None:
     bare: dict[str, Any] = {"targets": [], "binding": None, "random_best": trial("random", 384, margins=[])}
     said = trade(
         record(
@@ -94,7 +94,7 @@ def _model(source: str) -> dict[str, Any]:
     return record_values()["step_model"] | {"source": source}
 
 
-def test_the_verdict_says_what_was_measured_and_checked() -> None:
+def test_the_verdict_states_what_was_measured_and_checked() -> None:
     assumed = verdict(record())
     assert "not compared with your engine, with assumed step times (8b-2tbs: constants" in assumed
     assert "try it on one server first" in assumed
@@ -105,7 +105,7 @@ def test_the_verdict_says_what_was_measured_and_checked() -> None:
     assert "server" not in verdict(record(**KEEP))
 
 
-def test_what_to_look_at_are_the_targets() -> None:
+def test_the_report_says_to_watch_the_targets() -> None:
     said = watch(record())
     assert "time to first token p99 within 2 s (simulated 1.87 s)" in said
     assert "gap between tokens p99 within 30 ms (simulated 22 ms)" in said
@@ -122,7 +122,7 @@ def test_flags_name_the_budget_in_force_and_the_ceiling() -> None:
     assert "only the ceiling" not in " ".join(flag_words(record(engine=engine)))
 
 
-def test_saving_the_command_line_is_asked_for_only_where_it_was_assumed() -> None:
+def test_saving_the_command_line_is_advised_only_if_it_was_assumed() -> None:
     asked = "Save your present command line first"
     given = record(current_source="given")
     for render in (html_page, markdown_page, summary):

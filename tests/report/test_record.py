@@ -57,12 +57,12 @@ def test_every_key_is_needed(key: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"noise": NaN}', "\x00", "[" * 5000])
-def test_no_record_at_all(text: str) -> None:
+def test_a_missing_record_is_refused(text: str) -> None:
     with pytest.raises(InputError):
         record_from_json(text, "r.json")
 
 
-def test_missing_and_endless_are_not_zero() -> None:
+def test_missing_and_infinite_are_not_zero() -> None:
     assert plain(math.nan) is None
     assert plain(math.inf) == "inf"
     assert plain(1 / 3) == 0.333333333

@@ -36,7 +36,7 @@ def test_a_margin_never_says_0_percent(margin: float, text: str) -> None:
         (None, words.margin(None)),
     ],
 )
-def test_where_only_what_lies_above_was_counted_no_time_is_missed_by(margin: float | None, text: str) -> None:
+def test_a_counted_gap_target_shows_no_missed_time(margin: float | None, text: str) -> None:
     assert words.judged(MarginPart(measured_s=None, margin=margin, samples=0 if margin is None else 9)) == text
     measured = MarginPart(measured_s=1.0, margin=0.5, samples=9)
     assert words.judged(measured) == words.margin(0.5)
@@ -50,17 +50,17 @@ def test_one_request_is_one_request(value: float, said: str) -> None:
     assert words.per_second(value, "requests") == said
 
 
-def test_a_difference_of_shares_is_in_points_and_a_rate_without_value_says_so() -> None:
+def test_share_differences_are_in_points_and_an_unknown_rate_is_named() -> None:
     assert words.points(0.0123) == "1.23 percentage points"
     assert words.rate(None) == words.per_second(None, "requests") == words.NO_VALUE
 
 
-def test_requests_without_a_span_came_at_once() -> None:
+def test_requests_without_a_span_arrived_at_once() -> None:
     assert words.requests_in(19_366, 3600.0) == "19,366 requests in 3,600 s"
     assert words.requests_in(200, 0.0) == "200 requests at once"
     assert words.requests_in(1, 0.0) == "1 request"
 
 
-def test_a_bound_that_is_missed_beyond_telling_does_not_tear_the_table() -> None:
+def test_an_enormous_miss_does_not_break_the_table() -> None:
     assert words.margin(7.68) == "missed by 768 %"
     assert words.margin(1e300) == "missed by more than 1,000,000 %"

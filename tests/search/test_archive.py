@@ -27,7 +27,7 @@ def end(budget: int) -> TwinResult:
     return TwinResult(HERE._replace(step_tokens=budget), 0.9, 300)
 
 
-def test_live_and_twin_trials_are_kept_apart_each_live_one_once(url: str) -> None:
+def test_live_and_twin_trials_are_kept_apart_and_each_live_one_once(url: str) -> None:
     kept = Archive(url, "live")
     first, second = LiveResult(HERE, 0.7, 200, 0.8), LiveResult(HERE, 0.72, 210, None)
     kept.keep(STOCK, end(512), [first])
@@ -52,9 +52,7 @@ def test_wider_grids_and_other_knobs_read_the_old_trials_and_add_their_own(url: 
 
 
 @pytest.mark.slow
-def test_old_studies_go_so_that_the_file_stays_bounded(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_studies_are_deleted_to_bound_the_file(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STUDY_TRIALS", 5)
     kept = Archive(url, "live")
     sizes = []
@@ -68,7 +66,7 @@ def test_old_studies_go_so_that_the_file_stays_bounded(
 
 
 @pytest.mark.slow
-def test_a_lock_that_goes_is_waited_for_and_one_that_stays_is_named(
+def test_a_short_lock_is_waited_for_and_a_long_one_is_named(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LOCK_WAIT_S", 0.1)
@@ -109,6 +107,6 @@ def test_two_controllers_on_one_file_both_get_their_trials_in(url: str) -> None:
     assert found == {base + 8 * k for base in (1000, 2000) for k in range(10)}
 
 
-def test_a_place_that_is_none_is_named() -> None:
+def test_an_invalid_storage_is_named() -> None:
     with pytest.raises(UnreachableError, match="unable to open"):
         Archive("sqlite:////nowhere/at/all.db", "live")

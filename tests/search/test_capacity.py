@@ -81,14 +81,14 @@ def test_tables_price_it_too() -> None:
     assert found[0].scale == found[1].scale
 
 
-def test_no_rate_and_every_rate() -> None:
+def test_capacity_may_be_no_rate_or_every_rate() -> None:
     never = feasible_rate(_even(20, 4000, 1), _engine(), MODEL, Slo((Target("ttft", 0.01, 0.99),)), Setting(512))
     assert math.isnan(never.scale) and never.at is None and never.above_scale == LOWEST_SCALE
     always = feasible_rate(_even(20, 10, 1), _engine(), MODEL, Slo((Target("ttft", 50.0, 0.99),)), Setting(512))
     assert always.scale == HIGHEST_SCALE and math.isinf(always.above_scale) and always.above is None
 
 
-def test_few_replays_are_kept_to() -> None:
+def test_the_limit_on_replays_is_kept() -> None:
     assert feasible_rate(_even(20, 10, 5), _engine(), MODEL, GAP, Setting(512), most_replays=3).replays == 3
 
 

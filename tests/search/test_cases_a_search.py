@@ -47,9 +47,7 @@ def searched(blank: Evaluation, column: int, seed: int, trials: int = 30) -> tup
 
 
 @pytest.mark.parametrize(("column", "best"), [(0, 8), (1, 0)], ids=["mean", "p99"])
-def test_6_a_tail_that_is_not_monotone_in_the_cap_is_not_taken_for_one(
-    blank: Evaluation, column: int, best: int
-) -> None:
+def test_6_a_non_monotone_tail_is_not_treated_as_monotone(blank: Evaluation, column: int, best: int) -> None:
     for seed in range(3):
         told, asked = searched(blank, column, seed)
         assert told[0].setting.max_partial_prefills == best

@@ -71,7 +71,7 @@ def states(path: Path) -> list[Counter[str]]:
     return [Counter(state for study_id, state in rows if study_id == number) for number in studies]
 
 
-def test_48_a_value_that_is_no_number_ends_its_trial_as_failed(tmp_path: Path, evaluation: Evaluation) -> None:
+def test_48_a_nan_value_fails_its_trial(tmp_path: Path, evaluation: Evaluation) -> None:
     study = SettingStudy(space(), sampler="tpe", seed=0, storage=f"sqlite:///{tmp_path / 'trials.db'}")
     for bad in (math.nan, math.inf, -math.inf):
         study.tell(study.ask(), evaluation, bad)
@@ -118,7 +118,7 @@ def test_49_when_nothing_is_feasible_the_nearest_setting_is_named_and_flagged(
     assert max(margin["margin"] for margin in record["best"]["margins"]) > 0.0
 
 
-def test_49_a_study_without_a_feasible_trial_still_orders_them(evaluation: Evaluation) -> None:
+def test_49_a_study_without_a_feasible_trial_still_ranks_them(evaluation: Evaluation) -> None:
     study = SettingStudy(space(), sampler="tpe", seed=0)
     told = {}
     for number in range(12):
@@ -147,9 +147,7 @@ def test_51_repeats_are_not_paid_twice_and_count_as_trials(mix: Path, capsys: py
 
 
 @pytest.mark.slow
-def test_53_a_grid_that_widens_goes_on_with_its_history(
-    mix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_53_a_wider_grid_keeps_its_history(mix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "trials.db"
     shared = ("--storage", f"sqlite:///{path}", "--study", "shop", "--max-seqs", "64", "--current-budget", "128")
     for ceiling in (256, 2048, 128):  # wider, and then narrower than what the history holds
@@ -160,7 +158,7 @@ def test_53_a_grid_that_widens_goes_on_with_its_history(
 
 
 @pytest.mark.slow
-def test_53_choices_that_change_make_another_study_beside_the_old_one(tmp_path: Path, evaluation: Evaluation) -> None:
+def test_53_changed_choices_start_another_study_beside_the_old_one(tmp_path: Path, evaluation: Evaluation) -> None:
     storage = f"sqlite:///{tmp_path / 'trials.db'}"
     batch = Slo((Target("ttft", 2.0, 0.99),))  # no gap target, so no step-time target to choose
     for slo in (batch, SLO, batch):
@@ -188,7 +186,7 @@ def hold(path: Path, seconds: float) -> threading.Thread:
 
 
 @pytest.mark.slow
-def test_47_a_study_outlives_another_ones_lock(
+def test_47_a_study_waits_out_another_process_lock(
     tmp_path: Path, evaluation: Evaluation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "trials.db"
@@ -218,7 +216,7 @@ def test_47_a_lock_that_never_ends_is_one_clear_error(
 
 
 @pytest.mark.slow
-def test_47_several_controllers_start_at_once_on_one_new_file(mix: Path, tmp_path: Path) -> None:
+def test_47_several_controllers_may_create_one_file_at_once(mix: Path, tmp_path: Path) -> None:
     path = tmp_path / "trials.db"
     words: Sequence[object] = command(mix, "--storage", f"sqlite:///{path}", "--study", "shop")
     workers = [

@@ -15,18 +15,18 @@ def test_a_miss_within_sampling_error_is_no_lesson_and_one_beyond_it_counts_by_t
     assert lesson(LiveResult(HERE, 1.0, 10, 0.99), 0.0, 0.0).miss == 0.0  # ten good ones do not prove 100 %
 
 
-def test_what_the_twin_misses_everywhere_is_no_lesson_about_one_setting() -> None:
+def test_an_error_at_every_setting_is_no_lesson_about_one() -> None:
     live = LiveResult(HERE, 0.6, 10_000, 0.8)
     assert lesson(live, 0.0, -0.2).miss == 0.0
     assert lesson(live, 0.0, 0.0).miss == pytest.approx(-0.2, abs=0.01)
 
 
-def test_without_the_twins_word_of_that_stretch_its_word_of_the_present_one_counts() -> None:
+def test_without_a_prediction_for_that_stretch_the_present_one_counts() -> None:
     live = LiveResult(HERE, 0.6, 10_000)
     assert lesson(live, 0.9, 0.0).miss == pytest.approx(-0.3, abs=0.01)
 
 
-def test_a_correction_is_whole_at_the_setting_and_nothing_two_octaves_away() -> None:
+def test_a_correction_is_full_at_the_setting_and_zero_two_octaves_away() -> None:
     lessons = [Lesson(HERE, -0.3, 500)]
     assert correction(HERE, lessons) == pytest.approx(-0.3)
     steps = [correction(HERE._replace(step_tokens=1024 * 2**k // 4), lessons) for k in range(2, 5)]

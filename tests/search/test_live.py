@@ -36,7 +36,7 @@ def wide() -> LiveProposal:
     return find()
 
 
-def test_it_finds_what_is_far_better_and_every_figure_is_the_twins(wide: LiveProposal) -> None:
+def test_a_far_better_setting_is_found_with_figures_from_the_twin(wide: LiveProposal) -> None:
     assert wide.verdict is Advice.CHANGE and wide.gain > 0.5 > wide.noise
     again, result = evaluate(TRAFFIC, ENGINE, wide.best.setting, MODEL, SLO, wide.best.role)
     assert wide.twin_best == again.attainment == wide.best.attainment
@@ -44,7 +44,7 @@ def test_it_finds_what_is_far_better_and_every_figure_is_the_twins(wide: LivePro
     assert wide.twin_now == wide.now.attainment < wide.twin_best
 
 
-def test_random_search_is_held_against_as_many_steps(wide: LiveProposal) -> None:
+def test_random_search_gets_as_many_steps(wide: LiveProposal) -> None:
     assert wide.trials == 24 and wide.live_trials == 0
     assert wide.random_best is not None and wide.equal_best is not None
     # Repeats cost nothing, and leaders ran on the same traffic, so nothing was paid twice.
@@ -52,7 +52,7 @@ def test_random_search_is_held_against_as_many_steps(wide: LiveProposal) -> None
     assert wide.best.attainment >= wide.random_best.attainment
 
 
-def test_the_same_question_has_the_same_answer(wide: LiveProposal) -> None:
+def test_the_same_job_has_the_same_answer(wide: LiveProposal) -> None:
     again = find()
     assert again.best == wide.best and again.leaders == wide.leaders and again.random_steps == wide.random_steps
 
@@ -78,7 +78,7 @@ def test_nothing_is_tried_outside_the_bounds(bounds: dict[str, tuple[float, floa
         assert setting._replace(step_tokens=2048, chunk_cap_tokens=0) == BASE
 
 
-def test_nothing_to_move_is_answered_without_a_search() -> None:
+def test_without_a_knob_to_move_there_is_no_search() -> None:
     found = find(bounds={})
     assert found.verdict is Advice.INFEASIBLE and found.best == found.now and found.trials == found.random_trials == 0
 
@@ -105,7 +105,7 @@ def test_a_live_result_that_contradicts_the_twin_moves_the_search_away(wide: Liv
     assert agrees.best.attainment == pytest.approx(wide.best.attainment, abs=0.01)
 
 
-def test_a_live_result_better_than_the_twin_said_draws_the_search_there() -> None:
+def test_a_live_result_better_than_predicted_attracts_the_search() -> None:
     liked, targets = Setting(1024, 512, max_running=128), Slo((Target("ttft", 0.25, 0.99),))
     assert find(slo=targets).gain < 0.03
     found = find(live=[LiveResult(liked, 0.99, 5_000, 0.6)], slo=targets)
@@ -113,12 +113,12 @@ def test_a_live_result_better_than_the_twin_said_draws_the_search_there() -> Non
     assert found.gain > found.twin_best - found.twin_now + 0.05  # what the twin alone would not have promised
 
 
-def test_a_live_trial_of_an_earlier_engine_outside_the_envelope_is_passed_over() -> None:
+def test_a_live_trial_outside_the_present_envelope_is_skipped() -> None:
     old = LiveResult(Setting(16_384, max_running=256), 0.1, 500, 0.9)
     assert find(live=[old], trials=8).live_trials == 0
 
 
-def test_live_trials_are_marked_in_the_study_and_stand_beside_the_twins(wide: LiveProposal) -> None:
+def test_live_trials_are_marked_in_the_study_beside_the_twins(wide: LiveProposal) -> None:
     space = search_space(ENGINE, BASE, SLO, MODEL)
     study = SettingStudy(space, sampler="tpe", seed=0)
     assert study.holds(wide.best.setting) and not study.holds(BASE._replace(step_tokens=1021))
@@ -131,7 +131,7 @@ def test_live_trials_are_marked_in_the_study_and_stand_beside_the_twins(wide: Li
     assert set(live.distributions) == set(twin.distributions)
 
 
-def test_long_traffic_is_looked_at_in_part_and_decided_on_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_traffic_is_searched_in_part_and_decided_on_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rooftune.tuner.search.live.SEARCH_STEPS", 30_000)
     found = find(trials=40)
     assert LEAST_TRIALS <= found.trials <= 40

@@ -121,7 +121,7 @@ def test_of_two_workers_on_one_study_one_is_killed_and_the_other_finishes(server
     assert study.counts().complete == len(told) + 5
 
 
-def test_another_traffic_is_another_study_under_the_same_name(server: Server, mix: Path, tmp_path: Path) -> None:
+def test_other_traffic_is_another_study_under_the_same_name(server: Server, mix: Path, tmp_path: Path) -> None:
     other = write_mix(tmp_path / "other.csv", requests=100, seed=2)
     for traffic in (mix, other):
         answered(worker(server, traffic, trials=4, study="both"))
@@ -130,7 +130,7 @@ def test_another_traffic_is_another_study_under_the_same_name(server: Server, mi
     assert all(len(optuna.load_study(study_name=name, storage=server.url).trials) >= 4 for name in names)
 
 
-def test_a_server_that_goes_away_ends_the_search_with_one_line(server: Server, mix: Path) -> None:
+def test_a_lost_database_server_ends_the_search_with_one_line(server: Server, mix: Path) -> None:
     process = worker(server, mix, trials=2000, study="cut")
     until = time.monotonic() + 120.0
     while len(trials_of(server, "cut")) < 6 and time.monotonic() < until:

@@ -47,7 +47,7 @@ def chat() -> Recommendation:
     return run(CHAT, slo(2.0, 0.03))
 
 
-def test_chat_at_30_ms_changes_the_default_and_every_figure_is_the_twins(chat: Recommendation) -> None:
+def test_chat_at_30_ms_changes_the_default_with_figures_from_the_twin(chat: Recommendation) -> None:
     assert chat.verdict is Advice.CHANGE
     assert chat.best.feasible and not chat.current.feasible
     assert chat.best.setting.step_tokens < 1024
@@ -62,7 +62,7 @@ def test_no_tried_setting_is_better_than_the_recommended_one(chat: Recommendatio
     assert chat.best.attainment >= max(e.attainment for e in feasible) - 0.002
 
 
-def test_baselines_stand_beside_the_search_and_random_pays_as_much(chat: Recommendation) -> None:
+def test_baselines_are_reported_and_random_search_gets_as_many_steps(chat: Recommendation) -> None:
     roles = {e.role for e in chat.evaluations}
     assert {Role.CURRENT, Role.FORMULA, Role.KNEE, Role.SWEEP, Role.RANDOM, Role.SEARCH} <= roles
     known = {e.setting for e in chat.evaluations if e.role in (Role.FORMULA, Role.KNEE, Role.SWEEP)}
@@ -86,7 +86,7 @@ def test_a_good_setting_in_force_is_kept(chat: Recommendation) -> None:
     assert kept.best.setting == chat.best.setting == kept.current.setting
 
 
-def test_targets_far_apart_from_what_the_card_can_do_are_infeasible_and_the_binding_one_is_named() -> None:
+def test_targets_beyond_the_card_are_infeasible_and_the_binding_one_is_named() -> None:
     found = run(CHAT, slo(2.0, 0.009))
     assert found.verdict is Advice.INFEASIBLE
     assert found.binding_target is not None and found.binding_target.target.metric == "gap"
@@ -94,7 +94,7 @@ def test_targets_far_apart_from_what_the_card_can_do_are_infeasible_and_the_bind
 
 
 @pytest.mark.slow
-def test_documents_want_a_chunk_cap_beside_the_budget() -> None:
+def test_documents_need_a_chunk_cap_beside_the_budget() -> None:
     found = run(DOCUMENTS, slo(2.0, 0.03), trials=60)
     plain = max(e.attainment for e in found.evaluations if e.role is Role.SWEEP)
     assert found.best.setting.chunk_cap_tokens > 0
@@ -132,7 +132,7 @@ def test_a_pool_that_holds_no_request_is_refused_instead_of_searched() -> None:
         recommend(CHAT, small, MODEL, slo(2.0, 0.03), current=CURRENT, trials=4)
 
 
-def test_progress_is_told_by_stage_and_ends_at_its_total() -> None:
+def test_progress_is_reported_by_stage_and_ends_at_its_total() -> None:
     told: list[tuple[str, int, int]] = []
     run(CHAT, slo(2.0, 0.03), trials=6, progress=lambda *step: told.append(step))
     stages = dict.fromkeys(stage for stage, _, _ in told)
@@ -183,7 +183,7 @@ def test_a_slower_draw_of_the_step_model_decides_among_equals() -> None:
     assert worst[0] >= worst[1] - 0.002
 
 
-def test_where_nothing_is_gained_the_nearest_setting_is_the_one_in_force() -> None:
+def test_without_a_gain_the_nearest_setting_is_the_one_in_force() -> None:
     giant = np.array([700_000, *([300] * 49)], dtype=np.int64)
     traffic = Traffic(np.arange(50.0), giant, np.full(50, 20), np.zeros(50, np.int64), np.zeros(50, np.int64))
     found = run(traffic, slo(2.0, 0.03), trials=6)  # one request never fits the pool: no setting helps it

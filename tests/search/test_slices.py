@@ -19,7 +19,7 @@ def groups(short: Traffic) -> list[slice]:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
-def test_windows_are_stretches_of_the_traffic_as_it_was(share: float) -> None:
+def test_windows_are_unchanged_stretches_of_the_traffic(share: float) -> None:
     short = slices(LONG, share)
     parts = groups(short)
     # Half of the traffic in windows that may not touch leaves no place for the last of them.
@@ -71,6 +71,6 @@ def test_contents_of_prompts_travel_with_them() -> None:
         assert by_keys[own] == short.prompt_tokens[row]
 
 
-def test_nothing_to_cut_gives_the_traffic_itself() -> None:
+def test_short_traffic_is_not_cut() -> None:
     at_once = document_mix(1, 5.0, 1.0, 10, (2_000, 3_000))
     assert slices(at_once, 1.0) is at_once

@@ -63,7 +63,7 @@ def test_a_part_replayed_alone_is_the_same(start_s: float, length_s: float) -> N
     np.testing.assert_allclose(part.duration_s, whole.duration_s, rtol=1e-6)
 
 
-def test_too_much_to_log_begins_in_mid_traffic_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_long_a_log_starts_in_mid_traffic_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     traffic = _traffic()
     monkeypatch.setattr(stretch, "MOST_ROWS", 300)
     part = steps_between(traffic, ENGINE, SETTING, MODEL, _run(traffic), 65.0, 5.0)
@@ -82,7 +82,7 @@ def test_worst_window_by_brute_force() -> None:
     assert int(bad[(arrival >= start_s) & (arrival < start_s + 5.0)].sum()) == count
 
 
-def test_without_a_bad_request_the_busiest_window() -> None:
+def test_without_a_bad_request_the_busiest_window_is_shown() -> None:
     traffic = _traffic()
     start_s, count = worst_window(_run(traffic), Slo((Target("ttft", 1000.0, 0.99),)), 5.0)
     tokens = traffic.prompt_tokens + traffic.output_tokens

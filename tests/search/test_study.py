@@ -51,7 +51,7 @@ def test_every_proposal_lies_on_the_grid_and_inside_the_envelope(
     assert len(budgets) > 10 and 0 in caps and len(caps) > 10
 
 
-def test_the_same_seed_asks_the_same_settings(space: SearchSpace, evaluation: Evaluation) -> None:
+def test_the_same_seed_proposes_the_same_settings(space: SearchSpace, evaluation: Evaluation) -> None:
     def asked(seed: int) -> list[Setting]:
         study = SettingStudy(space, sampler="tpe", seed=seed)
         out = []
@@ -65,7 +65,7 @@ def test_the_same_seed_asks_the_same_settings(space: SearchSpace, evaluation: Ev
     assert asked(5) != asked(6)
 
 
-def test_a_warm_start_is_asked_first_and_survives_the_way_through_the_grid(space: SearchSpace) -> None:
+def test_a_warm_start_is_proposed_first_and_survives_rounding_to_the_grid(space: SearchSpace) -> None:
     study = SettingStudy(space, sampler="tpe", seed=0)
     wanted = [BASE._replace(step_tokens=512, chunk_cap_tokens=96), BASE._replace(step_tokens=640, chunk_cap_tokens=0)]
     for setting in wanted:
@@ -73,14 +73,14 @@ def test_a_warm_start_is_asked_first_and_survives_the_way_through_the_grid(space
     assert [study.ask().setting for _ in wanted] == wanted
 
 
-def test_a_setting_off_the_grid_enters_at_its_nearest_neighbour(space: SearchSpace) -> None:
+def test_a_setting_off_the_grid_is_rounded_to_its_nearest_neighbour(space: SearchSpace) -> None:
     study = SettingStudy(space, sampler="tpe", seed=0)
     study.enqueue(BASE._replace(step_tokens=1021, chunk_cap_tokens=3))
     assert study.ask().setting == BASE._replace(step_tokens=1024, chunk_cap_tokens=16)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_value_that_is_no_number_fails_the_trial_and_the_study_goes_on(
+def test_a_nan_value_fails_the_trial_and_the_study_continues(
     space: SearchSpace, evaluation: Evaluation, bad: float
 ) -> None:
     study = SettingStudy(space, sampler="tpe", seed=0)
@@ -90,7 +90,7 @@ def test_a_value_that_is_no_number_fails_the_trial_and_the_study_goes_on(
     assert again.number == 1
 
 
-def test_a_trial_cannot_be_told_twice(space: SearchSpace, evaluation: Evaluation) -> None:
+def test_a_trial_cannot_be_reported_twice(space: SearchSpace, evaluation: Evaluation) -> None:
     study = SettingStudy(space, sampler="tpe", seed=0)
     ticket = study.ask()
     study.tell(ticket, evaluation, 0.5)

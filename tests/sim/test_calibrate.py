@@ -64,7 +64,7 @@ def test_one_wrong_quantile_is_enough() -> None:
     assert found.verdict is Fidelity.NOT_GOOD
 
 
-def test_a_small_window_is_too_few_and_not_wrong() -> None:
+def test_a_small_window_is_too_few_not_wrong() -> None:
     small = traffic(5.0)
     assert len(small) < 30
     found = calibrate([outcomes(small)], outcomes(small, 3.0))
@@ -94,7 +94,7 @@ def scattered(factor: float) -> Outcomes:
     )
 
 
-def test_an_error_that_chance_explains_is_too_few_and_not_wrong() -> None:
+def test_an_error_that_chance_explains_is_too_few_not_wrong() -> None:
     found = calibrate([scattered(1.4)], scattered(1.0))
     for metric in Observed:
         error, verdict = row(found, metric, 0.5)
@@ -102,7 +102,7 @@ def test_an_error_that_chance_explains_is_too_few_and_not_wrong() -> None:
     assert row(calibrate([scattered(4.0)], scattered(1.0)), Observed.GAP, 0.5)[1] is Fidelity.NOT_GOOD
 
 
-def test_missing_is_not_zero() -> None:
+def test_missing_figures_are_not_zero() -> None:
     window = traffic(400.0)
     nothing = np.zeros(0)
     observed = replace(outcomes(window), gap_values_s=nothing, gap_weights=nothing)
@@ -118,7 +118,7 @@ def test_requests_of_one_token_have_only_a_first_token_to_prove() -> None:
     assert calibrate([outcomes(single)], outcomes(single)).verdict is Fidelity.GOOD
 
 
-def test_a_request_that_the_twin_never_finishes_is_no_good_prediction() -> None:
+def test_a_request_that_the_twin_never_finishes_is_not_good() -> None:
     window = traffic(400.0)
     never = replace(outcomes(window), first_token_s=np.full(len(window), np.nan))
     found = calibrate([never], outcomes(window))
@@ -142,7 +142,7 @@ def test_only_the_same_requests_are_compared() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"bound": 0.0}, {"floor_s": -1.0}, {"quantiles": ()}, {"min_beyond": 0}])
-def test_a_quality_that_means_nothing_is_refused(wrong: dict[str, object]) -> None:
+def test_an_invalid_quality_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(InputError):
         Quality(**wrong)  # type: ignore[arg-type]  # values of several types on purpose
 
@@ -170,7 +170,7 @@ def stamps(seed: int = 0, idle_every: int = 10) -> tuple[RequestStamps, StepStam
     return requests, StepStamps(start_s, start_s + 0.010, sequences, follows)
 
 
-def test_constants_outside_the_step_are_found_again() -> None:
+def test_constants_outside_the_step_are_recovered() -> None:
     found = learn_outside(*stamps())
     assert found.idle_requests > 20 and found.before_s == pytest.approx(0.002, rel=1e-6)
     assert found.host_s + 10.0 * found.host_sequence_s == pytest.approx(3e-4, rel=0.15)
@@ -178,12 +178,12 @@ def test_constants_outside_the_step_are_found_again() -> None:
     assert (found.after_first_s, found.after_last_s) == pytest.approx((0.003, 0.004))
 
 
-def test_without_an_idle_engine_the_quickest_requests_bound_the_time_to_the_scheduler() -> None:
+def test_without_idle_time_the_quickest_requests_bound_the_time_to_the_scheduler() -> None:
     found = learn_outside(*stamps(idle_every=0))
     assert found.idle_requests == 0 and 0.002 <= found.before_s <= 0.0101
 
 
-def test_stamps_that_were_not_taken_stay_unknown_and_bad_ones_are_refused() -> None:
+def test_missing_timestamps_stay_unknown_and_bad_ones_are_refused() -> None:
     requests, steps = stamps()
     found = learn_outside(replace(requests, client_first_s=np.zeros(0), client_last_s=np.zeros(0)), steps)
     assert found.after_first_s is None and found.after_last_s is None

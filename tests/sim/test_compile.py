@@ -109,7 +109,7 @@ def test_without_a_home_there_is_no_place_to_keep_code(monkeypatch: pytest.Monke
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def test_a_folder_that_cannot_even_be_looked_at_holds_nothing(tmp_path: Path) -> None:
+def test_an_unreadable_cache_folder_counts_as_empty(tmp_path: Path) -> None:
     assert not compiling.holds_code(tmp_path / ("x" * 300))
 
 
@@ -146,13 +146,13 @@ def test_the_key_covers_every_module_that_the_twin_takes_a_name_from() -> None:
         assert ours <= set(seen), f"{name} takes names from {ours - set(seen)}, which the key does not cover"
 
 
-def test_what_is_forced_into_its_callers_is_what_the_twin_calls() -> None:
+def test_inlined_helpers_are_those_the_twin_calls() -> None:
     """A helper that was renamed would silently become slow."""
     forced = {h.py_func.__name__ for h in _helpers().values() if h.targetoptions["forceinline"]}
     assert forced == compiling.IN_PLACE
 
 
-def test_nearly_every_helper_says_its_types_and_is_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nearly_every_helper_is_annotated_and_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """By annotation; what takes bare arrays waits for its first call."""
     asked: list[str] = []
 

@@ -60,7 +60,7 @@ def test_the_same_seed_gives_the_same_requests_and_another_does_not() -> None:
     assert mix(1) != mix(2)
 
 
-def test_purposes_do_not_share_chance() -> None:
+def test_random_streams_are_independent() -> None:
     rare, often = (document_mix(7, 3.0, 600.0, one_in, (60_000, 100_000)) for one_in in (30, 8))
     assert np.array_equal(rare.arrival_s, often.arrival_s)
     short = (rare.prompt_tokens <= 1500) & (often.prompt_tokens <= 1500)
@@ -68,7 +68,7 @@ def test_purposes_do_not_share_chance() -> None:
     assert np.array_equal(rare.prompt_tokens[short], often.prompt_tokens[short])
 
 
-def test_a_class_draws_the_same_whatever_the_others_draw() -> None:
+def test_a_class_draws_independently_of_the_others() -> None:
     rare = RequestClass(0.2, Uniform(60_000, 100_000), Exponential(200.0))
     for_all = [
         generate(Poisson(3.0), (RequestClass(0.8, short, Constant(1)), rare), 600.0, seed=7)
@@ -125,7 +125,7 @@ def test_tenants_and_cached_share() -> None:
 
 
 @pytest.mark.parametrize("name", list(NAMED_MIXES))
-def test_named_mixes_make_traffic(name: str) -> None:
+def test_named_mixes_generate_traffic(name: str) -> None:
     assert len(generate(Poisson(5.0), named_mix(name), 100.0, seed=0)) > 300
 
 
@@ -167,7 +167,7 @@ def command(words: str) -> int:
     return COMMAND.run(parser.parse_args(words.split()))
 
 
-def test_command_writes_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_what_it_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "mix.csv"
     words = "--rate 3 --span 10m --prompt 100-1500 --output exp:200 --long 1/30:60000-100000 --seed 1 --json"
     assert command(f"{words} --out {out}") == 0
@@ -195,7 +195,7 @@ def test_command_writes_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixtu
         ("--rate 3 --span 600s --seed x", "--seed is 'x'"),
     ],
 )
-def test_command_refuses_in_one_line_and_writes_nothing(words: str, expected: str, tmp_path: Path) -> None:
+def test_the_command_refuses_in_one_line_and_writes_nothing(words: str, expected: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=expected):
         command(f"{words} --out {tmp_path / 'out.csv'}")
     assert list(tmp_path.iterdir()) == []

@@ -56,7 +56,7 @@ def test_quiet_changes_nothing() -> None:
     assert with_noise(QUIET, 7, 1.5, 0.0123) == 0.0123
 
 
-def test_a_slow_time_stretches_what_falls_into_it_and_nothing_else() -> None:
+def test_a_slowdown_stretches_only_the_steps_inside_it() -> None:
     """Slow from 20 to 40 ms and from 70 to 90 ms; steps of 10 ms and more, at their factor of 1."""
     even = PACED._replace(factors=np.ones((2, 1)))
     assert with_noise(even, 0, 0.0, 0.020) == pytest.approx(0.020), "done when it begins"
@@ -68,7 +68,7 @@ def test_a_slow_time_stretches_what_falls_into_it_and_nothing_else() -> None:
     assert with_noise(even, 0, 0.05 * 7 + 0.02, 0.010) == pytest.approx(0.020 + 0.010 / 3.0), "it repeats"
 
 
-def test_slow_stretches_come_back_by_the_clock_and_leave_the_scatter_alone() -> None:
+def test_slowdowns_recur_by_the_clock_and_leave_the_scatter_alone() -> None:
     """Each 1,000th step begins 0.3 s in which short steps take four times as long: no long step is to take so long."""
     modelled, measured = scattered(4)
     slowed = measured.copy()
@@ -109,6 +109,6 @@ def test_the_same_seed_is_the_same_luck_in_every_class() -> None:
     ("modelled", "measured"),
     [(np.ones(5), np.ones(5)), (np.ones(50), np.ones(49)), (np.zeros(50), np.ones(50)), (np.ones(50), -np.ones(50))],
 )
-def test_too_few_or_senseless_steps_are_refused(modelled: np.ndarray, measured: np.ndarray) -> None:
+def test_too_few_or_invalid_steps_are_refused(modelled: np.ndarray, measured: np.ndarray) -> None:
     with pytest.raises(InputError):
         noise_from_steps(modelled, measured, seed=0)

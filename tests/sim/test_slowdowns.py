@@ -10,7 +10,7 @@ from rooftune.tuner.sim.noise import CELL_S, CELLS, LEAST_FACTOR, LEAST_S, Slowd
 STEPS = np.full(400, 0.010)
 
 
-def test_a_stretch_of_slow_steps_is_one_with_its_time_and_its_factor() -> None:
+def test_a_stretch_of_slow_steps_is_one_slowdown_with_duration_and_factor() -> None:
     measured = STEPS.copy()
     measured[100:120] *= 3.0
     (found,), inside = find_slowdowns(STEPS, measured)
@@ -34,7 +34,7 @@ def test_the_end_of_the_data_is_not_judged_by_a_step_or_two() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(1e-4, 1.0), st.floats(0.2, 8.0)), min_size=1, max_size=200))
-def test_every_one_is_long_and_slow_and_none_is_left(steps: list[tuple[float, float]]) -> None:
+def test_every_slowdown_is_long_and_slow_and_all_are_found(steps: list[tuple[float, float]]) -> None:
     expected = np.array([step[0] for step in steps])
     measured = expected * np.array([step[1] for step in steps])
     found, inside = find_slowdowns(expected, measured)
@@ -47,7 +47,7 @@ def test_every_one_is_long_and_slow_and_none_is_left(steps: list[tuple[float, fl
         assert inside.any()
 
 
-def test_they_come_back_as_often_as_they_were_seen() -> None:
+def test_slowdowns_recur_as_often_as_they_were_seen() -> None:
     assert not len(pace_of([], 10.0, seed=0))
     path = pace_of([Slowdown(0.2, 3.0), Slowdown(0.001, 9.0)], 20.0, seed=1)
     assert path.shape == (CELLS,) and set(np.unique(path)) == {1.0, 3.0, 9.0}

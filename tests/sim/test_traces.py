@@ -56,7 +56,7 @@ def test_mooncake_ids_become_dense_prefix_keys(tmp_path: Path) -> None:
     assert traffic.prefix_span_tokens == 512
 
 
-def test_general_csv_and_jsonl_say_the_same(tmp_path: Path) -> None:
+def test_general_csv_and_jsonl_give_the_same_traffic(tmp_path: Path) -> None:
     csv = (
         "# rooftune-traffic 1\ntenant,output_tokens,arrival_s,prompt_tokens,cached_tokens\n"
         '"a, b",5,0.1,10,9\nz,6,1e-1,20,0\n'
@@ -78,7 +78,7 @@ def test_the_marker_and_the_optional_columns_may_be_left_out(tmp_path: Path) -> 
     assert traffic.cached_tokens.tolist() == [0]
 
 
-def test_sort_is_stable_and_keeps_each_request_whole(tmp_path: Path) -> None:
+def test_sort_is_stable_and_keeps_the_fields_of_a_request_together(tmp_path: Path) -> None:
     rows = [(3, 30, "c"), (1, 10, "a"), (3, 31, "d"), (1, 11, "b")]
     text = "arrival_s,prompt_tokens,output_tokens,tenant\n" + "".join(f"{t},{p},1,{n}\n" for t, p, n in rows)
     refusal = r"line 3: arrival_s is '1', must be no earlier than '3' of line 2; pass --sort"

@@ -73,7 +73,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("text", "expected"), CASES, ids=range(len(CASES)))
-def test_one_line_that_names_the_place(text: str, expected: str, tmp_path: Path) -> None:
+def test_bad_traffic_is_one_line_that_names_the_place(text: str, expected: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.csv"
     path.write_text(text)
     with pytest.raises(InputError) as caught:

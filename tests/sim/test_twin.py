@@ -73,7 +73,7 @@ def test_a_change_in_a_stretch_of_decodes_holds_too() -> None:
     assert 1.0 <= result.outcomes.scheduled_s[1] < 1.011
 
 
-def test_a_request_that_can_never_fit_the_pool_is_refused_and_the_others_go_on() -> None:
+def test_a_request_that_can_never_fit_the_pool_is_refused_and_the_others_run() -> None:
     result = simulate(traffic((0.0, 100, 10), (0.0, 20, 10)), engine(kv_blocks=4), Setting(50, max_running=8), MODEL)
     assert (result.refused, result.stalled) == (1, False)
     assert result.outcomes.failed.tolist() == [True, False]
@@ -90,7 +90,7 @@ def test_the_newest_is_preempted_and_computes_its_tokens_again() -> None:
     assert result.outcomes.longest_gap_s[1] > 10 * result.outcomes.longest_gap_s[0]
 
 
-def test_max_steps_gives_up_and_says_so_by_unfinished_requests() -> None:
+def test_max_steps_leaves_requests_unfinished() -> None:
     result = simulate(traffic((0.0, 500, 5)), engine(), Setting(10, max_running=8), MODEL, max_steps=7)
     assert result.steps == 7 and result.outcomes.failed.tolist() == [True]
 
@@ -132,7 +132,7 @@ def test_a_budget_that_shrinks_needs_chunking() -> None:
         check_setting(shrinking, engine(boot=BOOT._replace(chunking=0)))
 
 
-def test_the_smallest_good_settings_pass() -> None:
+def test_the_smallest_valid_settings_are_accepted() -> None:
     check_setting(Setting(1, max_running=1), engine())
     check_setting(Setting(8, max_running=8, order_policy=DEADLINE, aging_s=math.inf), engine())
 

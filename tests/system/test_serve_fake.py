@@ -66,7 +66,7 @@ def url(lines: list[str]) -> str:
     return lines[1].rpartition(" ")[2].removesuffix("/v1")
 
 
-def test_sigterm_answers_what_is_in_flight_and_ends_with_0() -> None:
+def test_sigterm_finishes_requests_in_flight_and_exits_with_0() -> None:
     with serving() as (process, lines):
         assert lines[2].startswith("no tuning routes")
         body = {"prompt": [1, 2, 3], "max_tokens": 40, "seed": 3, "stream": True, "return_token_ids": True}
@@ -116,7 +116,7 @@ def test_tuning_with_a_token_on_the_public_port(tmp_path: Path) -> None:
         assert state["envelope"]["ceiling_tokens"] == 512 and state["model"] == "fake:8b-2tbs"
 
 
-def test_without_a_token_only_a_socket_of_its_own_shows_the_state(tmp_path: Path) -> None:
+def test_without_a_token_only_a_private_socket_shows_the_state(tmp_path: Path) -> None:
     path = tmp_path / "tuning.sock"
     with serving("--tuning-socket", str(path)) as (process, lines):
         assert "read-only" in lines[2]

@@ -39,7 +39,7 @@ def test_the_file_covers_preemption_caps_and_prefix_hits() -> None:
 
 
 @pytest.mark.parametrize("part", range(len(PARTS)))
-def test_a_changed_decision_is_found(part: int) -> None:
+def test_a_changed_decision_is_detected(part: int) -> None:
     workload, record = PAIRS[0]
     changed = copy.deepcopy(record)
     step = len(changed["steps"]) // 2
@@ -50,7 +50,7 @@ def test_a_changed_decision_is_found(part: int) -> None:
     assert str(workload["seed"]) in str(difference)
 
 
-def test_a_missing_step_is_found() -> None:
+def test_a_missing_step_is_detected() -> None:
     workload, record = PAIRS[0]
     shorter = {**record, "steps": record["steps"][:-1]}
     difference = first_difference(workload, record, shorter)

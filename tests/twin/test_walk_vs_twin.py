@@ -131,7 +131,7 @@ def test_walk_and_compiled_twin_agree_on_many_runs(monkeypatch: pytest.MonkeyPat
     assert not rare, f"too rare to count as compared: {rare}"
 
 
-def test_a_block_that_fills_up_in_a_stretch_of_decodes_can_be_found_like_any_other() -> None:
+def test_a_block_filled_in_a_stretch_of_decodes_can_be_found() -> None:
     """Request 1 fills its first block while it decodes. Findable, that block is reused last, so request 2 evicts
 
     the second block of the known prompt instead, and request 3 finds only the first one.

@@ -18,7 +18,7 @@ CALM = Setting(2048, budget_policy=PRESSURE, pressure_tokens=128, pressure_prefi
 
 @pytest.mark.parametrize("setting", [TARGET, TARGET._replace(budget_target_s=0.006), CALM])
 @pytest.mark.parametrize("model", [NAMED_MODELS["8b-2tbs"], SOFT])
-def test_a_remembered_budget_is_the_policys_own(setting: Setting, model: StepModel) -> None:
+def test_a_cached_budget_equals_the_policys(setting: Setting, model: StepModel) -> None:
     chance, remembered = random.Random(7), Budgets(BOOT)
     decodes, context, prefills, first = 8, 4000, 0, 0
     for _ in range(3000):
@@ -32,7 +32,7 @@ def test_a_remembered_budget_is_the_policys_own(setting: Setting, model: StepMod
         context += decodes
 
 
-def test_a_run_of_decodes_hardly_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_decodes_rarely_computes_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     def counted(*arguments: object) -> int:

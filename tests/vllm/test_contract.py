@@ -66,7 +66,7 @@ def test_every_decode_gets_a_token_in_every_step(driver: Driver, ahead: bool, lo
     assert set(steps.decode_tokens[10:60]) == {6}
 
 
-def test_an_aborted_request_is_told_as_such(driver: Driver) -> None:
+def test_an_aborted_request_is_reported_as_aborted(driver: Driver) -> None:
     endpoint = DriverEndpoint(driver)
     endpoint.load()
     endpoint.run_steps(30)
@@ -78,7 +78,7 @@ def test_an_aborted_request_is_told_as_such(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("part", [("arranger", "before"), ("recorder", "_planned"), ("desk", "keep")])
-def test_a_fault_of_ours_switches_the_hook_off_and_vllm_goes_on(driver: Driver, part: tuple[str, str]) -> None:
+def test_a_fault_in_the_hook_switches_it_off_and_vllm_continues(driver: Driver, part: tuple[str, str]) -> None:
     endpoint = DriverEndpoint(driver)
     start = endpoint.tuning_state()
     taken(push(endpoint, step_tokens=20, chunk_cap_tokens=7, max_running=3))
@@ -97,7 +97,7 @@ def test_a_fault_of_ours_switches_the_hook_off_and_vllm_goes_on(driver: Driver, 
     assert json.loads(driver.ask("knobs"))["left"] == 0, "every request came to its end"
 
 
-def test_an_untested_version_is_read_only_and_says_so(driver: Driver) -> None:
+def test_an_untested_version_is_read_only_with_a_note(driver: Driver) -> None:
     endpoint = DriverEndpoint(driver, version="0.40.1")
     state = endpoint.tuning_state()
     assert len(state.notes) == 1 and "read-only: vLLM 0.40.1 is untested" in state.notes[0]
@@ -108,7 +108,7 @@ def test_an_untested_version_is_read_only_and_says_so(driver: Driver) -> None:
     assert len(endpoint.requests_after(-1).sequence) == 12, "records are kept all the same"
 
 
-def test_whoever_reads_too_late_is_told_how_much_is_lost(driver: Driver) -> None:
+def test_a_late_reader_gets_the_number_of_lost_rows(driver: Driver) -> None:
     endpoint = DriverEndpoint(driver)
     while endpoint.tuning_state().step < wire.MAX_ROWS + 500:
         for _ in range(8):

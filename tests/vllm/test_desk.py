@@ -40,7 +40,7 @@ def row_desk(now_s: Callable[[], float], **more: Any) -> RowDesk:
     return RowDesk(ABOUT, envelope(), BOOT, now_s, **more)
 
 
-def test_what_is_in_force_is_what_every_desk_would_have() -> None:
+def test_the_row_desk_agrees_with_the_tuning_desk() -> None:
     """Random pushes, reverts, leases that end, and a clock that also jumps, goes back or cannot be read."""
     chance, clock = random.Random(11), Clock()
     desks = row_desk(clock), TuningDesk(ABOUT, envelope(), BOOT, clock)
@@ -70,7 +70,7 @@ def test_what_is_in_force_is_what_every_desk_would_have() -> None:
     assert len(seen) > 50 and ended > 50
 
 
-def test_rows_come_as_they_were_written_and_a_pool_reading_becomes_a_share() -> None:
+def test_rows_round_trip_and_pool_usage_becomes_a_share() -> None:
     clock = Clock()
     desk = row_desk(clock, used=lambda free: 1.0 - free / 200, ring_rows=4)
     assert desk.steps_after(-1).step == ()
@@ -88,7 +88,7 @@ def test_rows_come_as_they_were_written_and_a_pool_reading_becomes_a_share() -> 
     assert [getattr(page, name)[1] for name in names] == [512, 0, 2, 3, 0, 40, 0, 0.0, 0, 3, 7, 0, 8], "decodes alone"
 
 
-def test_ended_requests_that_nobody_reads_do_not_pile_up() -> None:
+def test_unread_ended_requests_are_bounded() -> None:
     clock = Clock()
     desk = row_desk(clock)
     recorder = Recorder(SimpleNamespace(), desk, (), lambda: None)

@@ -79,7 +79,7 @@ def test_a_known_vllm_moves_everything() -> None:
         ({"need_mamba_block_aligned_split": True}, "block boundaries"),
     ],
 )
-def test_what_is_untested_is_read_only_with_one_line(more: dict[str, Any], why: str) -> None:
+def test_an_untested_vllm_is_read_only_with_one_line(more: dict[str, Any], why: str) -> None:
     result = found(**more)
     assert result.read_only and len(result.notes) == 1 and why in result.notes[0]
     assert {bound.mode for bound in result.envelope.bounds} == {Mode.RESTART}
@@ -95,7 +95,7 @@ def test_what_is_untested_is_read_only_with_one_line(more: dict[str, Any], why: 
         ({"chunked": False}, {"chunk_cap_tokens", "order_policy"}, "not read in chunks"),
     ],
 )
-def test_what_is_missing_is_absent_with_its_reason(more: dict[str, Any], names: set[str], why: str) -> None:
+def test_a_missing_knob_is_absent_with_its_reason(more: dict[str, Any], names: set[str], why: str) -> None:
     result = found("0.27.0", **more)
     assert not result.read_only and not names & set(result.envelope.by_name)
     assert any(why in note for note in result.notes)
@@ -111,7 +111,7 @@ def test_without_chunks_the_budget_holds_a_whole_prompt() -> None:
     assert result.envelope.by_name["step_tokens"].minimum == 2000
 
 
-def test_a_scheduler_we_cannot_hold_on_to_is_named_and_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unsupported_scheduler_is_named_and_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     assert "running" in str(missing(scheduler(running=absent)))
     other = type("Other", (), {"schedule": None, "add_request": None})
     assert hooked(other, str) is other
@@ -126,7 +126,7 @@ def request(name: str, prompt: int = 10, computed: int = 0, output: int = 0) -> 
     )  # fmt: skip
 
 
-def test_gaps_cut_from_one_list_are_those_that_each_request_had() -> None:
+def test_gaps_cut_from_the_shared_list_match_each_request() -> None:
     """Against a walk that keeps every gap of every request; some are passed over, some end, some come."""
     chance = random.Random(5)
     clock = TokenClock((0.01, 0.02, 0.05))
@@ -174,7 +174,7 @@ def test_a_request_that_never_got_a_token_has_no_gaps() -> None:
     assert (record.ttft_s, record.gap_count, record.longest_gap_s, record.finish_s) == (None, 0, None, 3.0)
 
 
-def test_instants_that_no_request_needs_are_dropped() -> None:
+def test_update_times_that_no_request_needs_are_dropped() -> None:
     clock, track = TokenClock((0.5,)), Track(request("a", output=4), 0, 0.0)
     for instant in range(70_000):
         clock.update(float(instant), [], set())
@@ -203,7 +203,7 @@ def test_why_a_request_ended(status: str, by_string: bool, ended: FinishReason) 
     assert why(status, by_string) is ended
 
 
-def test_prefills_stand_in_the_order_of_the_policy() -> None:
+def test_prefills_are_in_the_policys_order() -> None:
     setting = Setting(step_tokens=1, order_policy=DEADLINE, aging_s=5.0, ttft_target_s=2.0, prefill_s_per_token=0.001)
     cases = [
         (request("preempted", 90, output=3), 9.0), (request("aged", 50), 4.0), (request("short", 20), 9.5),
@@ -216,7 +216,7 @@ def test_prefills_stand_in_the_order_of_the_policy() -> None:
     assert until_s == pytest.approx(9.5 + 2.0 - 0.02), "then it is late"
 
 
-def test_the_queue_is_sorted_when_something_changed_and_goes_back_to_arrival_order() -> None:
+def test_the_queue_is_sorted_only_on_a_change_and_returns_to_arrival_order() -> None:
     names = {"a": 50, "b": 10, "c": 30}
     waiting = deque(request(name, tokens) for name, tokens in names.items())
     tracks = {one.request_id: Track(one, at, float(at)) for at, one in enumerate(waiting)}
@@ -239,7 +239,7 @@ def test_the_queue_is_sorted_when_something_changed_and_goes_back_to_arrival_ord
     assert stand() == "abc"
 
 
-def test_held_requests_come_back_to_their_places_behind_those_put_back() -> None:
+def test_held_requests_return_to_their_places_behind_preempted_ones() -> None:
     items = [request(name) for name in "abcdef"]
     waiting = deque(items)
     held = [items[1], items[4]]
@@ -251,7 +251,7 @@ def test_held_requests_come_back_to_their_places_behind_those_put_back() -> None
     assert [one.request_id for one in waiting] == list("xbcdef")
 
 
-def test_decodes_stand_before_prefills() -> None:
+def test_decodes_come_before_prefills() -> None:
     running = [request(name) for name in "pdqe"]
     partials = {one.request_id: one for one in running if one.request_id in "pq"}
     decodes_first(running, partials, list(partials.values()))
@@ -266,12 +266,12 @@ def test_decodes_stand_before_prefills() -> None:
         {"ROOFTUNE_TUNING_PORT": "x"},
     ],
 )
-def test_doors_that_cannot_be(environment: dict[str, str]) -> None:
+def test_invalid_tuning_addresses_are_refused(environment: dict[str, str]) -> None:
     with pytest.raises(InputError):
         TuningPlugin(environment)._own_door()
 
 
-def test_without_token_and_door_no_route_is_there() -> None:
+def test_without_token_or_port_there_is_no_route() -> None:
     app = SimpleNamespace(router=SimpleNamespace(routes=[]))
     TuningPlugin({}).attach_router(app)
     assert app.router.routes == []
@@ -279,7 +279,7 @@ def test_without_token_and_door_no_route_is_there() -> None:
     assert app.router.routes == [], "and vLLM starts all the same"
 
 
-def test_a_scrape_tells_what_was_read() -> None:
+def test_a_scrape_shows_what_was_read() -> None:
     common = {"boot_id": "b", "now_s": 9.0, "lost": 0}
     step = {name: (1,) for name in wire.StepColumns.model_fields if name not in wire.Columns.model_fields}
     steps = wire.StepColumns(

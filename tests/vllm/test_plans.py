@@ -57,7 +57,7 @@ def test_the_hook_plans_what_plan_step_plans(vllm_python: Path, orders: bool, sc
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_records_made_of_many_notes_are_those_made_at_once(vllm_python: Path, ahead: bool) -> None:
+def test_records_folded_from_many_notes_equal_immediate_ones(vllm_python: Path, ahead: bool) -> None:
     """Nothing is pushed, so nothing asks for the sums: notes wait for their turn, preemptions and prefixes or not."""
     wait, at_once = ([make_run(seed, orders=False, scarce=True) for seed in range(900, 900 + RUNS // 3)] for _ in "12")
     for runs, how in ((wait, "waits"), (at_once, "at_once")):

@@ -333,7 +333,7 @@ def test_reading_at_the_usual_pace_loses_nothing(server: Server) -> None:
     assert sum(len(reading.requests) for reading in readings) == load.asked
 
 
-def test_who_may(server: Server) -> None:
+def test_access_needs_the_token(server: Server) -> None:
     for method, path in (
         ("GET", "/state"),
         ("GET", "/steps"),
@@ -348,7 +348,7 @@ def test_who_may(server: Server) -> None:
     assert server.call("PUT", "/knobs", b"x" * 70_000).status_code == 413
 
 
-def test_our_series_stand_on_the_page_of_vllm(server: Server) -> None:
+def test_our_series_are_on_vllms_metrics_page(server: Server) -> None:
     server.complete(prompt(77, 300), 3)
     wanted = 'rooftune_step_computed_tokens_total{computed_tokens="384"}'
     for _ in range(100):
@@ -360,7 +360,7 @@ def test_our_series_stand_on_the_page_of_vllm(server: Server) -> None:
     assert "rooftune_budget_configured_tokens 2048.0" in page
 
 
-def test_without_a_token_only_a_door_of_its_own_and_read_only(vllm_python: Path, model: Path) -> None:
+def test_without_a_token_there_is_only_a_private_read_only_port(vllm_python: Path, model: Path) -> None:
     place = model.parent / "open"
     door = model.parent / "door.sock"
     with serving(vllm_python, model, place, token=False, ROOFTUNE_TUNING_SOCKET=str(door)) as server:

@@ -45,8 +45,8 @@ def extras(record: RunRecord) -> tuple[str, ...]:
     if order := int(s.get("order_policy", 0)):
         wait = words.seconds(float(s.get("aging_s", 10.0)))
         found.append(
-            f"Order policy {KNOB['order_policy'].choices[order].words}: {_READ_FIRST[order]}; a request that has waited "
-            f"{wait} goes first whatever its length. {_STOCK}"
+            f"Order policy {KNOB['order_policy'].choices[order].words}: {_READ_FIRST[order]}; a request that has "
+            f"waited {wait} goes first whatever its length. {_STOCK}"
         )
     if s.get("budget_policy") == 1:
         target = words.seconds(float(s.get("budget_target_s", 0.0)))
