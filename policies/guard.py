@@ -216,11 +216,11 @@ def _restarted(now: Situation, limits: GuardLimits) -> Decision | None:
 
 def _hurt(now: Situation, limits: GuardLimits) -> Decision | None:
     """Harm ends a push of ours and forbids a new one."""
-    harm = Action.REVERT if now.push_in_force else Action.HOLD
+    back = Action.REVERT if now.push_in_force else Action.HOLD
     if now.thresholds_crossed:
-        return Decision(harm, Reason.OPERATOR_THRESHOLD)
+        return Decision(back, Reason.OPERATOR_THRESHOLD)
     if now.errors_rising:
-        return Decision(harm, Reason.ERRORS_RISING)
+        return Decision(back, Reason.ERRORS_RISING)
     if now.on_trial:
         if now.verdict is Verdict.WORSE:
             return Decision(Action.REVERT, Reason.VERDICT_WORSE)

@@ -153,7 +153,7 @@ def test_case_6_live_results_are_reported_as_measured_not_made_monotone() -> Non
     given = options(search_requests=20, bounds={"max_partial_prefills": (0.0, 8.0)})
     first = rig(proposes(verdict="keep"), options=given)
     first.run(3)
-    traffic = traffic_of(first.controller._sight._before.requests, 30.0)  # type: ignore[union-attr]  # it has looked
+    traffic = traffic_of(first.controller._observer._before.requests, 30.0)  # type: ignore[union-attr]  # it has looked
     assert traffic is not None
     trials = tuple(
         tried(

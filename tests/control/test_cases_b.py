@@ -61,7 +61,7 @@ def test_case_25_a_request_that_never_fits_is_a_stall_and_nothing_is_tuned() -> 
     """One waits, is admitted, is preempted, and again; preemptions climb and nothing ends."""
     port = FakePort()
     run = rig(proposes(step_tokens=512), options=options(live=False, search_requests=1))
-    run.controller._sight._reader = ProtocolReader(port, run.clock)
+    run.controller._observer._reader = ProtocolReader(port, run.clock)
     for cycle in range(3):
         for _ in range(30):
             port.step(
@@ -92,7 +92,7 @@ def test_case_25_a_push_under_which_the_engine_stalls_is_reverted(meanwhile: str
     run.port.steps_after = starving  # type: ignore[method-assign]  # the rows of a scheduler that gets nowhere
     ended = run.port.requests_after
     run.port.requests_after = lambda after: _none_of(ended(after))  # type: ignore[method-assign]  # none ends
-    run.controller._sight._window = run.controller._sight._window.fresh()
+    run.controller._observer._window = run.controller._observer._window.fresh()
     run.run(3, until=lambda r: r.action is Action.REVERT)
     assert (run.records[-1].action, run.records[-1].reason) == (Action.REVERT, Reason.STALLED)
     assert run.setting == BOOT

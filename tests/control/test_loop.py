@@ -639,7 +639,7 @@ def test_a_proposal_by_a_model_that_drifted_is_not_pushed_after_the_refit() -> N
     going = [True]
     run = rig(proposes(step_tokens=512), options=options(search_requests=20), deploying=lambda: going[0])
     run.run(4, until=lambda record: record.proposal is not None)
-    learner = run.controller._sight._learner
+    learner = run.controller._observer._learner
     learner.drift, learner._fitted_at_steps = Drift(2.0, 3, True), 0  # as ``Learner.take`` does it
     asked, run.searcher.delay, going[0] = len(run.searcher.jobs), 10**6, False
     run.run(2)

@@ -18,8 +18,8 @@ from rooftune.policies.request import DEADLINE, FIXED_BUDGET, PRESSURE, SHORTEST
 from rooftune.policies.slo import Condition, Override, Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS
 from rooftune.tuner.clock import ManualClock
+from rooftune.tuner.control.cycle.degradation import measured_cost_slo_s, predicted_cost_slo_s
 from rooftune.tuner.control.cycle.draft import Draft
-from rooftune.tuner.control.cycle.harm import measured_cost_slo_s, predicted_cost_slo_s
 from rooftune.tuner.control.cycle.learned import near, proven, refuted, still_told, without_effect
 from rooftune.tuner.control.cycle.matched import Side, compare, overdue
 from rooftune.tuner.control.cycle.observe import Seen

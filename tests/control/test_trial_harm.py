@@ -11,7 +11,7 @@ from rooftune.policies import wire
 from rooftune.policies.guard import Reason
 from rooftune.policies.verify import RollbackThresholds
 from rooftune.tuner.control.cycle import observe as observe_stage
-from rooftune.tuner.control.cycle.harm import rising
+from rooftune.tuner.control.cycle.degradation import rising
 from rooftune.tuner.observe.rows import ABORTED, FINISHED, IntArray
 from tests.control.doubles import BOLD, Rig, options, proposes, rig
 from tests.control.test_loop import BOOT, FITTING, memory_of, pushed, reverted

@@ -168,9 +168,9 @@ def test_a_push_that_never_arrived_is_not_in_force() -> None:
 
 def budgets_since(run: Rig) -> set[int]:
     """Budgets of the steps that the loop takes to have run under the setting in force."""
-    sight = run.controller._sight
-    steps = sight._window.steps
-    return set(steps.budget_tokens[steps.start_s >= sight._since_s].tolist())
+    observer = run.controller._observer
+    steps = observer._window.steps
+    return set(steps.budget_tokens[steps.start_s >= observer._since_s].tolist())
 
 
 def test_a_trial_that_ended_unobserved_is_not_taken_for_the_previous_setting() -> None:
@@ -208,7 +208,7 @@ def test_a_lease_that_ended_at_the_boot_setting_costs_no_rows() -> None:
     run.run(6)
     run.port.script = None
     run.run(1)
-    assert run.controller._sight._since_s == -math.inf and run.records[-1].lease_left_s is not None
+    assert run.controller._observer._since_s == -math.inf and run.records[-1].lease_left_s is not None
 
 
 def test_a_failed_revert_is_retried_until_it_succeeds() -> None:
@@ -419,7 +419,7 @@ def test_a_verdict_ignores_requests_from_before_discarded_rows() -> None:
     run.port.requests_after = honest  # type: ignore[method-assign]  # scripted
     for _ in range(2):
         run.run(1)
-        verify, window = run.records[-1].verify, run.controller._sight._window
+        verify, window = run.records[-1].verify, run.controller._observer._window
         later = window.requests_since(window.complete_from_s)
         assert verify is not None and verify.requests <= len(later) < len(window.requests)
 
@@ -436,7 +436,7 @@ def test_after_discarded_rows_only_later_arrivals_are_complete() -> None:
     forgotten_s = nameless.now_s
     run.port.script = None
     run.run(4, until=lambda record: bool(run.searcher.jobs))
-    window = run.controller._sight._window
+    window = run.controller._observer._window
     assert window.complete_from_s >= forgotten_s and window.steps_from_s >= forgotten_s
     assert window.demand().arrival_s.min() >= forgotten_s
 
@@ -460,7 +460,7 @@ def test_a_search_about_the_previous_engine_is_dropped_even_if_its_restart_went_
 def test_steps_of_two_boots_are_never_mixed_even_if_the_first_state_was_invalid() -> None:
     run = rig(proposes(verdict="keep"), options=QUICK)
     run.run(6)
-    before = len(run.controller._sight._learner.samples())
+    before = len(run.controller._observer._learner.samples())
     run.engine.start()
     whole = run.engine.running.tuning_state()
     nameless = whole.model_copy(update={"knobs": tuple(k for k in whole.knobs if k.name != "step_tokens")})
@@ -469,7 +469,7 @@ def test_steps_of_two_boots_are_never_mixed_even_if_the_first_state_was_invalid(
     assert run.records[-1].reason is Reason.GARBAGE
     run.port.script = None
     run.run(1)
-    assert 0 < len(run.controller._sight._learner.samples()) < before / 2
+    assert 0 < len(run.controller._observer._learner.samples()) < before / 2
 
 
 def test_a_state_without_a_token_budget_cannot_be_tuned() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, TypedDict, Unpack
 
-from pydantic import Field, ValidationError
+from pydantic import AliasChoices, Field, ValidationError
 
 from rooftune.policies.envelope import KNOB, RATIO_KNOBS, Envelope, Mode
 from rooftune.policies.errors import InputError, bad_value
@@ -100,7 +100,7 @@ def region(
     return found
 
 
-class Way(Part):
+class Strides(Part):
     """Pushes that were kept though none was shown better than where they began.
 
     start: that setting, and the cycle that pushed it (None: the engine's boot setting). gain, half_width: attainment
@@ -112,7 +112,7 @@ class Way(Part):
     gain: float = 0.0
     half_width: Annotated[float, Field(ge=0)] = 0.0
 
-    def onward(self, gain: float, half_width: float) -> "Way":
+    def onward(self, gain: float, half_width: float) -> "Strides":
         """After one more push."""
         return self.model_copy(update={"gain": self.gain + gain, "half_width": math.hypot(self.half_width, half_width)})
 
@@ -169,13 +169,13 @@ class Trial(Part):
 class Kept(Part):
     """A setting of ours that was found better, or on its way there not worse, and holds under our lease.
 
-    way: the strides that led here, None when it was found better than where they began.
+    strides: those that led here, None when it was found better than where they began.
     """
 
     boot_id: Words
     setting: Knobs
     push_cycle: Count
-    way: Way | None = None
+    strides: Strides | None = Field(default=None, validation_alias=AliasChoices("strides", "way"))  # 0.1 wrote "way"
 
 
 class Moved(Part):
@@ -287,8 +287,8 @@ def _settings(memory: Memory) -> Iterator[Knobs]:
             yield from (pair.before, pair.setting)
     if memory.kept is not None:
         yield memory.kept.setting
-        if memory.kept.way is not None:
-            yield memory.kept.way.start
+        if memory.kept.strides is not None:
+            yield memory.kept.strides.start
 
 
 def remember(store: Store, memory: Memory) -> None:

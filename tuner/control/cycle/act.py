@@ -17,9 +17,9 @@ from rooftune.tuner.control.cycle.draft import Draft
 from rooftune.tuner.control.cycle.fit import Learner
 from rooftune.tuner.control.cycle.judge import moved_knobs
 from rooftune.tuner.control.cycle.observe import Holder
+from rooftune.tuner.control.cycle.observer import CycleView, actor_of
 from rooftune.tuner.control.cycle.propose import Found
 from rooftune.tuner.control.cycle.push import Sent, push_request, send
-from rooftune.tuner.control.cycle.sight import Sighting, actor_of
 from rooftune.tuner.control.cycle.trials import Trials
 from rooftune.tuner.control.memory import Trial, knobs_of, setting_of
 from rooftune.tuner.control.options import LoopOptions
@@ -36,26 +36,26 @@ class Asked:
     def __init__(self, port: Port, store: Store, trials: Trials) -> None:
         self._port, self._store, self._trials = port, store, trials
 
-    def do(self, sight: Sighting, draft: Draft) -> Decision | None:
+    def do(self, view: CycleView, draft: Draft) -> Decision | None:
         """What is to do; the cycle's end where that is a revert, whether or not it could be done."""
-        if sight.revert is not None:
-            request = sight.revert
+        if view.revert is not None:
+            request = view.revert
             sent = self._revert(request)
             if sent.reason is not None:
                 return Decision(Action.HOLD, sent.reason, detail=f"the revert asked for was not done: {sent.detail}")
-            self._trials.stopped(sight.seen.reading, sight.day)
-            if sent.revision is not None and not sight.seen.state.blocked:
-                operator.note_own_block(self._store, sight.seen.state.boot_id, sent.revision, request)
+            self._trials.stopped(view.seen.reading, view.day)
+            if sent.revision is not None and not view.seen.state.blocked:
+                operator.note_own_block(self._store, view.seen.state.boot_id, sent.revision, request)
             operator.mark_done(self._store, request)
-            draft.put(in_force=knobs_of(sight.seen.boot), lease_left_s=None, revision=sent.revision)
+            draft.put(in_force=knobs_of(view.seen.boot), lease_left_s=None, revision=sent.revision)
             return Decision(Action.REVERT, Reason.BLOCKED_AFTER_REVERT, detail=f"asked for by {request.actor}")
-        if sight.resume is not None:
-            draft.note(self._resumed(sight, sight.resume))
+        if view.resume is not None:
+            draft.note(self._resumed(view, view.resume))
         return None
 
-    def _resumed(self, sight: Sighting, request: operator.OperatorRequest) -> str:
+    def _resumed(self, view: CycleView, request: operator.OperatorRequest) -> str:
         """What came of a resume. Where no block was seen none is lifted: one may have come since."""
-        state = sight.seen.state
+        state = view.seen.state
         if operator.pending(self._store) != (None, request):
             return ""  # the operator asked for something else since this cycle looked
         if state.blocked:
@@ -116,18 +116,18 @@ class Actor:
         self._learner, self._options = learner, options
         self._name, self._asked = actor_of(store), Asked(port, store, trials)
 
-    def act(self, sight: Sighting, found: Found, decision: Decision, draft: Draft) -> Decision:
+    def act(self, view: CycleView, found: Found, decision: Decision, draft: Draft) -> Decision:
         """Does what was decided; a refusal or a fault becomes the reason of the cycle. Raises StoreError."""
-        done = self._asked.do(sight, draft)
+        done = self._asked.do(view, draft)
         if done is not None:
             return done
         if not self._options.live:
             return decision
         if decision.action is Action.PUSH:
-            return self._push(sight, found, decision, draft)
+            return self._push(view, found, decision, draft)
         if decision.action is Action.REVERT:
-            return self._go_back(sight, decision, draft)
-        return self._hold(sight, decision, draft)
+            return self._go_back(view, decision, draft)
+        return self._hold(view, decision, draft)
 
     def revert_asked(self, draft: Draft) -> Decision | None:
         """See ``Asked.revert``."""
@@ -135,12 +135,12 @@ class Actor:
 
     # --- push ---
 
-    def _push(self, sight: Sighting, found: Found, decision: Decision, draft: Draft) -> Decision:
-        seen, setting = sight.seen, decision.setting
+    def _push(self, view: CycleView, found: Found, decision: Decision, draft: Draft) -> Decision:
+        seen, setting = view.seen, decision.setting
         assert setting is not None and found.proposal is not None
         before = seen.setting
         moved = moved_knobs(before, setting)
-        request = self._request(sight, before, setting, f"cycle {draft.number}: {decision.reason.value}")
+        request = self._request(view, before, setting, f"cycle {draft.number}: {decision.reason.value}")
         trial = Trial(
             push_cycle=draft.number,
             boot_id=seen.state.boot_id,
@@ -182,22 +182,22 @@ class Actor:
 
     # --- back ---
 
-    def _go_back(self, sight: Sighting, decision: Decision, draft: Draft) -> Decision:
+    def _go_back(self, view: CycleView, decision: Decision, draft: Draft) -> Decision:
         """A trial goes back to the setting before it; what was kept, or is not ours to know, to the boot setting."""
-        seen, trial = sight.seen, sight.standing.trial
-        if sight.standing.holder is not Holder.OURS:
+        seen, trial = view.seen, view.standing.trial
+        if view.standing.holder is not Holder.OURS:
             return Decision(Action.HOLD, decision.reason, detail="nothing of ours is in force")
         target = setting_of(trial.before) if trial is not None else seen.boot
         if target.budget_policy == STEP_TIME_TARGET and self._learner.model is None:
             target = seen.boot  # that policy counts with constants, and there are none
         why = f"cycle {draft.number}: {decision.reason.value}"
         verdict = Verdict.INCONCLUSIVE if decision.reason in _NO_VERDICT else Verdict.WORSE
-        condemned = sight.standing.kept if decision.reason is Reason.OPERATOR_THRESHOLD else None
-        self._trials.take_back(trial, condemned, sight.checked, verdict)
+        condemned = view.standing.kept if decision.reason is Reason.OPERATOR_THRESHOLD else None
+        self._trials.take_back(trial, condemned, view.checked, verdict)
         if target == seen.boot:
             sent = send(self._port, wire.RevertRequest(actor=self._name, reason=why, block=False))
         else:
-            sent = send(self._port, self._request(sight, seen.setting, target, why))
+            sent = send(self._port, self._request(view, seen.setting, target, why))
         if sent.reason is not None:
             return Decision(
                 Action.HOLD, sent.reason, detail=f"{decision.reason.value}, but not taken back: {sent.detail}"
@@ -207,36 +207,36 @@ class Actor:
         )
         draft.put(**left)
         draft.put(in_force=knobs_of(target))
-        self._trials.taken_back(seen.reading, sight.day, sight.wall_s)
+        self._trials.taken_back(seen.reading, view.day, view.wall_s)
         return replace(decision, setting=None)
 
     # --- hold ---
 
-    def _hold(self, sight: Sighting, decision: Decision, draft: Draft) -> Decision:
+    def _hold(self, view: CycleView, decision: Decision, draft: Draft) -> Decision:
         """Renews the lease, or claims it; what prevents that is the reason of the cycle."""
-        if not self._may_hold(sight, decision):
+        if not self._may_hold(view, decision):
             return decision
-        seen = sight.seen
-        sent = send(self._port, self._request(sight, seen.setting, seen.setting, f"cycle {draft.number}: holds"))
+        seen = view.seen
+        sent = send(self._port, self._request(view, seen.setting, seen.setting, f"cycle {draft.number}: holds"))
         if sent.reason is None:
             draft.put(**self._leased(sent))
             return decision
         return Decision(Action.HOLD, sent.reason, decision.setting, sent.detail)
 
-    def _may_hold(self, sight: Sighting, decision: Decision) -> bool:
-        if decision.reason in _BLIND or sight.blocked:
+    def _may_hold(self, view: CycleView, decision: Decision) -> bool:
+        if decision.reason in _BLIND or view.blocked:
             return False
-        if sight.standing.holder is Holder.OURS:
+        if view.standing.holder is Holder.OURS:
             return True
         allowed = self._book.memory.shadow_s >= self._options.limits.min_shadow_s
-        return sight.standing.holder is Holder.NOBODY and allowed and not (sight.paused or sight.deploying)
+        return view.standing.holder is Holder.NOBODY and allowed and not (view.paused or view.deploying)
 
-    def _request(self, sight: Sighting, before: Setting, after: Setting, why: str) -> wire.PushRequest:
+    def _request(self, view: CycleView, before: Setting, after: Setting, why: str) -> wire.PushRequest:
         return push_request(
             before,
             after,
             lease_s=self._options.lease_s,
-            revision=sight.seen.state.revision,
+            revision=view.seen.state.revision,
             actor=self._name,
             why=why,
             model=self._learner.model,

@@ -1,4 +1,4 @@
-"""What became of the push before, and what to do now: verify and decide, on one sighting."""
+"""What became of the push before, and what to do now: verify and decide, on one view."""
 
 import math
 from dataclasses import replace
@@ -7,12 +7,12 @@ from rooftune.policies.guard import Decision, Reason, Situation, decide
 from rooftune.policies.request import Setting
 from rooftune.policies.verify import Verdict, crossed
 from rooftune.tuner.control.cycle.book import Book
+from rooftune.tuner.control.cycle.degradation import measured_cost_slo_s, predicted_cost_slo_s
 from rooftune.tuner.control.cycle.draft import Draft
 from rooftune.tuner.control.cycle.fit import Learner
-from rooftune.tuner.control.cycle.harm import measured_cost_slo_s, predicted_cost_slo_s
 from rooftune.tuner.control.cycle.observe import Holder
+from rooftune.tuner.control.cycle.observer import CycleView
 from rooftune.tuner.control.cycle.propose import Found
-from rooftune.tuner.control.cycle.sight import Sighting
 from rooftune.tuner.control.cycle.trials import Trials
 from rooftune.tuner.control.cycle.verify import PACE_RATIO, Checked, Terms, check
 from rooftune.tuner.control.memory import Trial, knobs_of
@@ -30,29 +30,29 @@ class Judge:
         self._book, self._trials, self._learner, self._options = book, trials, learner, options
         self._terms = Terms(options.settle_s, options.harm_requests, options.min_requests)
 
-    def check(self, sight: Sighting, draft: Draft) -> Sighting:
-        """The sighting with the verdict on the trial in force; one that was found good is over with it."""
-        trial, seen, book = sight.standing.trial, sight.seen, self._book
+    def check(self, view: CycleView, draft: Draft) -> CycleView:
+        """The view with the verdict on the trial in force; one that was found good is over with it."""
+        trial, seen, book = view.standing.trial, view.seen, self._book
         if trial is not None:
             before = self._trials.rows_before(trial, seen.window)
             checked = check(trial, before, seen, self._options.thresholds, self._terms, self._learner.model)
-            checked = checked.on(self._trials.way(trial, checked))
+            checked = checked.on(self._trials.strides(trial, checked))
             book.change(running_slo_s=self._cost_slo_s(trial, checked))
             draft.put(verify=checked.part)
             if max(checked.pace_ratio, 1.0 / checked.pace_ratio) > PACE_RATIO:
                 draft.note(
                     f"at the same work the engine takes {checked.pace_ratio:.2f} times as long as before the push"
                 )
-            sight = replace(sight, checked=checked)
-            if checked.lost_way is not None:  # not only this stride is taken back
+            view = replace(view, checked=checked)
+            if checked.lost_strides is not None:  # not only this stride is taken back
                 draft.note("this and the strides before it lost more in all than noise explains: back to their start")
-                trial = trial.model_copy(update={"before": checked.lost_way.start})
-                sight = replace(sight, standing=replace(sight.standing, trial=trial))
+                trial = trial.model_copy(update={"before": checked.lost_strides.start})
+                view = replace(view, standing=replace(view.standing, trial=trial))
             if checked.keeps:
-                self._trials.keep(trial, checked, sight.day, sight.wall_s)
-                sight = replace(sight, standing=replace(sight.standing, trial=None, kept=book.memory.kept))
-        draft.put(spent_slo_s=book.spent_slo_s(sight.day), trust=book.memory.trust.ratio)
-        return sight
+                self._trials.keep(trial, checked, view.day, view.wall_s)
+                view = replace(view, standing=replace(view.standing, trial=None, kept=book.memory.kept))
+        draft.put(spent_slo_s=book.spent_slo_s(view.day), trust=book.memory.trust.ratio)
+        return view
 
     def _cost_slo_s(self, trial: Trial, checked: Checked) -> float:
         """What the trial has cost so far: what was measured, or while nothing can be compared what was at risk."""
@@ -61,16 +61,16 @@ class Judge:
         at_risk_slo_s = predicted_cost_slo_s(math.nan, trial.twin_error, checked.elapsed_s)
         return max(self._book.memory.running_slo_s, at_risk_slo_s)
 
-    def decide(self, sight: Sighting, found: Found, draft: Draft) -> Decision:
+    def decide(self, view: CycleView, found: Found, draft: Draft) -> Decision:
         """What the guard says of this cycle."""
-        decision = decide(self.situation(sight, found), self._options.limits)
+        decision = decide(self.situation(view, found), self._options.limits)
         if decision.setting is not None and decision.reason in (Reason.SHADOW, Reason.SHADOW_TOO_SHORT):
-            draft.put(would_push=moved_knobs(sight.seen.setting, decision.setting))
+            draft.put(would_push=moved_knobs(view.seen.setting, decision.setting))
         return decision
 
-    def situation(self, sight: Sighting, found: Found) -> Situation:
+    def situation(self, view: CycleView, found: Found) -> Situation:
         """Everything that the guard looks at."""
-        seen, standing, options, proposal = sight.seen, sight.standing, self._options, found.proposal
+        seen, standing, options, proposal = view.seen, view.standing, self._options, found.proposal
         gain = proposal.gain if proposal is not None else math.nan
         error = proposal.error if proposal is not None else math.nan
         ours = standing.ours_in_force
@@ -84,46 +84,44 @@ class Judge:
             twin_error=error,
             twin_trusted=proposal is not None and proposal.trusted,
             metrics_age_s=seen.reading.metrics_age_s,
-            since_push_s=sight.since_push_s,
+            since_push_s=view.since_push_s,
             shadow_s=self._book.memory.shadow_s,
-            minute_of_week=sight.minute_of_week,
+            minute_of_week=view.minute_of_week,
             push_in_force=ours,
             verified=standing.trial is None,
-            verdict=self._outcome(sight),
+            verdict=self._outcome(view),
             # What the engine's own setting does is a reason to tune, not one to stop.
             thresholds_crossed=crossed(options.thresholds, seen.observed) if ours else (),
             engine_restarted=seen.reading.restarted,
             errors_rising=seen.errors_rising,
-            blocked=sight.blocked,
-            paused=sight.paused,
-            deploying=sight.deploying,
+            blocked=view.blocked,
+            paused=view.paused,
+            deploying=view.deploying,
             kv_used=1.0 if bound else seen.kv_used,
             preempting=bound or seen.preempting,
-            exploration_spent_slo_s=self._book.spent_slo_s(sight.day),
-            exploration_cost_slo_s=predicted_cost_slo_s(_share(sight), error, self._trial_s(sight)),
-            unjudgeable=sight.freeze,
+            exploration_spent_slo_s=self._book.spent_slo_s(view.day),
+            exploration_cost_slo_s=predicted_cost_slo_s(_share(view), error, self._trial_s(view)),
+            unjudgeable=view.freeze,
             why_no_proposal=found.why,
             held_by_other=standing.holder is Holder.OTHER,
             foreign=standing.foreign,
-            hung_up=sight.checked is not None and sight.checked.hung_up,
-            none_finish=sight.checked is not None and sight.checked.stalled,
+            hung_up=view.checked is not None and view.checked.hung_up,
+            none_finish=view.checked is not None and view.checked.stalled,
         )
 
-    def _outcome(self, sight: Sighting) -> Verdict | None:
-        return (
-            sight.checked.judgement.verdict if sight.checked is not None and sight.standing.trial is not None else None
-        )
+    def _outcome(self, view: CycleView) -> Verdict | None:
+        return view.checked.judgement.verdict if view.checked is not None and view.standing.trial is not None else None
 
-    def _trial_s(self, sight: Sighting) -> float:
+    def _trial_s(self, view: CycleView) -> float:
         """How long a trial takes to its verdict, at the rate of now."""
-        options, traffic = self._options, sight.seen.traffic
+        options, traffic = self._options, view.seen.traffic
         rate_rps = traffic.rate_rps if traffic is not None else 0.0
         full_s = options.min_requests / rate_rps if rate_rps > 0.0 else options.verify_s
         return options.settle_s + min(full_s, options.verify_s) + REVERT_CYCLES * options.cycle_s
 
 
-def _share(sight: Sighting) -> float:
-    share = sight.figures.attainment
+def _share(view: CycleView) -> float:
+    share = view.figures.attainment
     return math.nan if share is None else share
 
 

@@ -20,9 +20,9 @@ from rooftune.tuner.control.cycle.book import Book
 from rooftune.tuner.control.cycle.draft import AfterStage, Draft, nothing_after
 from rooftune.tuner.control.cycle.fit import Learner
 from rooftune.tuner.control.cycle.judge import Judge
+from rooftune.tuner.control.cycle.observer import Observer, Reader
 from rooftune.tuner.control.cycle.plan import Planner
 from rooftune.tuner.control.cycle.push import fault_reason, one_line
-from rooftune.tuner.control.cycle.sight import Reader, Sight
 from rooftune.tuner.control.cycle.trials import Trials
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.outcome import CycleRecord, Stage
@@ -56,7 +56,7 @@ class Controller:
         self._number = 0
         book, learner = Book(store), Learner(options.seed)
         self._book, trials = book, Trials(book)
-        self._sight = Sight(reader, store, book, trials, learner, options, clock, deploying)
+        self._observer = Observer(reader, store, book, trials, learner, options, clock, deploying)
         self._planner = Planner(searcher, book, learner, options, clock)
         self._judge = Judge(book, trials, learner, options)
         self._actor = Actor(port, store, book, trials, learner, options)
@@ -79,19 +79,19 @@ class Controller:
 
     def _run(self, draft: Draft) -> Decision:
         with draft.stage(Stage.OBSERVE):
-            sight = self._sight.look(draft)
+            view = self._observer.look(draft)
         with draft.stage(Stage.VERIFY):
-            sight = self._judge.check(sight, draft)
+            view = self._judge.check(view, draft)
         with draft.stage(Stage.FIT):
-            self._planner.fit(sight, draft)
+            self._planner.fit(view, draft)
         with draft.stage(Stage.CALIBRATE):
-            self._planner.harvest(sight, draft)
+            self._planner.harvest(view, draft)
         with draft.stage(Stage.PROPOSE):
-            found = self._planner.propose(sight, draft)
+            found = self._planner.propose(view, draft)
         with draft.stage(Stage.DECIDE):
-            decision = self._judge.decide(sight, found, draft)
+            decision = self._judge.decide(view, found, draft)
         with draft.stage(Stage.PUSH):
-            end = self._actor.act(sight, found, decision, draft)
+            end = self._actor.act(view, found, decision, draft)
             if end.action is Action.PUSH:
                 self._planner.acted()
             return end

@@ -14,7 +14,7 @@ from rooftune.policies.errors import bad_value
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo
 from rooftune.policies.verify import Observed
-from rooftune.tuner.control.cycle.harm import observed, rising
+from rooftune.tuner.control.cycle.degradation import observed, rising
 from rooftune.tuner.control.cycle.matched import overdue
 from rooftune.tuner.control.memory import Kept, Memory, Traffic, Trial, setting_of, traffic_of
 from rooftune.tuner.control.outcome import SignalPart

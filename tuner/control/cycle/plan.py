@@ -7,9 +7,9 @@ from rooftune.tuner.control.cycle.draft import Draft
 from rooftune.tuner.control.cycle.fit import Learner
 from rooftune.tuner.control.cycle.learned import still_told, without_effect
 from rooftune.tuner.control.cycle.observe import Holder
+from rooftune.tuner.control.cycle.observer import CycleView
 from rooftune.tuner.control.cycle.propose import Found, SearchDesk, make_job, remembered, searched
 from rooftune.tuner.control.cycle.push import one_line
-from rooftune.tuner.control.cycle.sight import Sighting
 from rooftune.tuner.control.memory import Bounds, Trust
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.ports import Searcher
@@ -34,14 +34,14 @@ class Planner:
         self._refused = self._boot_id = ""
         self._came: Found | None = None
 
-    def fit(self, sight: Sighting, draft: Draft) -> None:
+    def fit(self, view: CycleView, draft: Draft) -> None:
         """A refit, when there is no model, when it drifted, or when there are that many more steps than at the last."""
         # By name and not by ``restarted``, which a cycle that ended before this stage would have used up.
-        boot_id = sight.seen.state.boot_id
+        boot_id = view.seen.state.boot_id
         if boot_id != self._boot_id and self._boot_id:
             self._desk.forget()
         self._boot_id = boot_id
-        if sight.standing.trial is not None:
+        if view.standing.trial is not None:
             self.acted()  # in an earlier cycle, whose answer may have been lost
         learner = self._learner
         if not learner.enough or not learner.due:
@@ -61,18 +61,18 @@ class Planner:
         """The proposal was pushed: whatever ends that push, it takes another answer to push again."""
         self._desk.standing = None
 
-    def harvest(self, sight: Sighting, draft: Draft) -> None:
+    def harvest(self, view: CycleView, draft: Draft) -> None:
         """The child's answer, when it is there: how good the twin is, and what it proposes."""
-        self._came = self._desk.harvest(sight.seen, still_told(self._book.memory.tried, sight.wall_s))
+        self._came = self._desk.harvest(view.seen, still_told(self._book.memory.tried, view.wall_s))
         if self._came is not None:
             draft.put(twin=self._came.twin, proposal=self._came.part)
             draft.note(self._came.detail)
 
-    def propose(self, sight: Sighting, draft: Draft) -> Found:
+    def propose(self, view: CycleView, draft: Draft) -> Found:
         """The proposal that stands, or why there is none; asks the child for the next one."""
-        why = self._no_search(sight)
+        why = self._no_search(view)
         if why is not None:
-            if why is Reason.TOO_LITTLE_DATA and not self._judgeable(sight):
+            if why is Reason.TOO_LITTLE_DATA and not self._judgeable(view):
                 options = self._options
                 draft.note(
                     f"a window of {options.verify_s:g} s sees fewer than {options.min_requests} requests, so no push "
@@ -82,26 +82,26 @@ class Planner:
         if self._learner.model is None or self._learner.drift is not None:
             draft.note(self._refused)
             return Found(None, Reason.FIT_REFUSED if self._refused else Reason.TOO_LITTLE_DATA)
-        if self._desk.due(sight.seen, self._clock.now_s()):
-            draft.note(self._ask(sight, draft.number))
-        found = self._came or self._desk.current(sight.seen)
+        if self._desk.due(view.seen, self._clock.now_s()):
+            draft.note(self._ask(view, draft.number))
+        found = self._came or self._desk.current(view.seen)
         if found.proposal is None and found.why is Reason.SEARCHING:
-            known = remembered(sight.seen, self._book.memory.tried, self._bounds(sight)[0])
+            known = remembered(view.seen, self._book.memory.tried, self._bounds(view)[0])
             if known is not None:
                 draft.note("this setting was found better under traffic like this before")
                 return Found(known, found.why)
         return found
 
-    def _bounds(self, sight: Sighting) -> tuple[Bounds, frozenset[str]]:
+    def _bounds(self, view: CycleView) -> tuple[Bounds, frozenset[str]]:
         """Where to search, and the knobs left out because they showed no effect."""
-        seen, memory = sight.seen, self._book.memory
+        seen, memory = view.seen, self._book.memory
         silent = without_effect(memory.tried, seen.traffic) & frozenset(self._options.bounds)
         return searched(seen, self._options.bounds, memory.trust, silent), silent
 
-    def _ask(self, sight: Sighting, number: int) -> str:
-        seen, fit, memory = sight.seen, self._learner.accepted, self._book.memory
+    def _ask(self, view: CycleView, number: int) -> str:
+        seen, fit, memory = view.seen, self._learner.accepted, self._book.memory
         assert fit is not None
-        bounds, silent = self._bounds(sight)
+        bounds, silent = self._bounds(view)
         if not bounds:
             return "no knob of this engine may be moved: see its envelope and the bounds"
         job = make_job(seen, self._options, fit, bounds, memory.tried, number)
@@ -112,32 +112,32 @@ class Planner:
             said.append(f"the set budget is not in force, steps show {seen.ceiling_tokens} tokens")
         return "; ".join(text for text in said if text)
 
-    def _no_search(self, sight: Sighting) -> Reason | None:
+    def _no_search(self, view: CycleView) -> Reason | None:
         """Why no proposal is looked for in this cycle; None: one may be."""
-        seen, standing = sight.seen, sight.standing
+        seen, standing = view.seen, view.standing
         if seen.reading.restarted:
             return Reason.ENGINE_RESTARTED
         if self._options.live and standing.holder is Holder.OTHER:
             return Reason.HELD_BY_OTHER
         if standing.trial is not None:
             return Reason.VERIFYING
-        if sight.freeze is not None:
-            return sight.freeze
+        if view.freeze is not None:
+            return view.freeze
         if seen.hidden_pool_fills:
             return Reason.KV_BOUND
-        if len(seen.demand) < self._options.search_requests or not self._judgeable(sight):
+        if len(seen.demand) < self._options.search_requests or not self._judgeable(view):
             return Reason.TOO_LITTLE_DATA
-        return Reason.NO_TARGETS_MISSED if self._healthy(sight) else None
+        return Reason.NO_TARGETS_MISSED if self._healthy(view) else None
 
-    def _judgeable(self, sight: Sighting) -> bool:
+    def _judgeable(self, view: CycleView) -> bool:
         """Whether the window after a push would see enough requests for a verdict; a proposal alone needs none."""
-        traffic, options = sight.seen.traffic, self._options
+        traffic, options = view.seen.traffic, self._options
         return not options.live or traffic is None or traffic.rate_rps * options.verify_s >= options.min_requests
 
-    def _healthy(self, sight: Sighting) -> bool:
+    def _healthy(self, view: CycleView) -> bool:
         """Whether everybody is served within the targets, those who still wait among them."""
-        share, ended = sight.figures.attainment, sight.figures.requests
-        if share is None or any(part.code in UNHEALTHY for part in sight.seen.signals):
+        share, ended = view.figures.attainment, view.figures.requests
+        if share is None or any(part.code in UNHEALTHY for part in view.seen.signals):
             return False
-        served = share * ended / (ended + sight.seen.overdue)
+        served = share * ended / (ended + view.seen.overdue)
         return 1.0 - served <= self._options.limits.min_gain

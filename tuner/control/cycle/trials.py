@@ -3,7 +3,7 @@
 from rooftune.policies.verify import Verdict
 from rooftune.tuner.control.cycle.book import Book
 from rooftune.tuner.control.cycle.verify import Checked
-from rooftune.tuner.control.memory import MOST_TRIED, Kept, Moved, Trial, Tried, Way
+from rooftune.tuner.control.memory import MOST_TRIED, Kept, Moved, Strides, Trial, Tried
 from rooftune.tuner.observe.protocol import Reading
 from rooftune.tuner.observe.window import Window
 
@@ -38,14 +38,14 @@ class Trials:
             self._before = (trial.push_cycle, now)
         return self._before[1]
 
-    def way(self, trial: Trial, checked: Checked) -> Way:
+    def strides(self, trial: Trial, checked: Checked) -> Strides:
         """The strides up to this trial, and with it as far as it was measured."""
         kept = self._book.memory.kept
-        way = Way(start=trial.before)
+        strides = Strides(start=trial.before)
         if kept is not None and kept.boot_id == trial.boot_id and kept.setting == trial.before:
-            way = kept.way or Way(start=kept.setting, start_cycle=kept.push_cycle)
+            strides = kept.strides or Strides(start=kept.setting, start_cycle=kept.push_cycle)
         found = checked.matched
-        return way if found is None else way.onward(found.gain, found.half_width)
+        return strides if found is None else strides.onward(found.gain, found.half_width)
 
     def keep(self, trial: Trial, checked: Checked, day: str, wall_s: float) -> None:
         """The trial was found good: its setting stays."""
@@ -101,11 +101,11 @@ class Trials:
         tried = _tried(trial, checked, verdict, wall_s)
         book.change(trust=trust, tried=(*book.memory.tried, *tried)[-MOST_TRIED:])
         if checked is not None and (verdict is Verdict.BETTER or (trial.stride and checked.passed)):
-            way = self.way(trial, checked)
+            strides = self.strides(trial, checked)
             kept = Kept(boot_id=trial.boot_id, setting=trial.after, push_cycle=trial.push_cycle)
-            book.change(kept=kept.model_copy(update={"way": None if way.won else way}))
-        elif checked is not None and checked.lost_way is not None:
-            start, cycle = checked.lost_way.start, checked.lost_way.start_cycle
+            book.change(kept=kept.model_copy(update={"strides": None if strides.won else strides}))
+        elif checked is not None and checked.lost_strides is not None:
+            start, cycle = checked.lost_strides.start, checked.lost_strides.start_cycle
             kept_before = None if cycle is None else Kept(boot_id=trial.boot_id, setting=start, push_cycle=cycle)
             book.change(kept=kept_before)
 

@@ -13,11 +13,11 @@ import numpy as np
 from rooftune.policies.slo import Slo
 from rooftune.policies.step_time import StepModel
 from rooftune.policies.verify import Comparison, Judgement, RollbackThresholds, Verdict, VerdictReason, crossed, judge
-from rooftune.tuner.control.cycle.harm import nobody_ends, rising
+from rooftune.tuner.control.cycle.degradation import is_stalled, rising
 from rooftune.tuner.control.cycle.matched import Matched, Side, compare, overdue
 from rooftune.tuner.control.cycle.observe import Seen, in_flight, storming, wait_bound_s, waiting_at
 from rooftune.tuner.control.figures import good_mask, judged
-from rooftune.tuner.control.memory import Trial, Way
+from rooftune.tuner.control.memory import Strides, Trial
 from rooftune.tuner.control.outcome import VerifyPart
 from rooftune.tuner.model.roofline import predict
 from rooftune.tuner.observe.rows import ABORTED, RequestRows
@@ -38,7 +38,7 @@ class Checked:
 
     elapsed_s: since the push; pace_ratio: see the function of that name. matched: None when there was nothing to
     compare (yet, or because so many hung up). hung_up: so many did, and that is more than before the push. stalled:
-    nobody got on since. lost_way: the strides that this one is the last of, where they lost in all.
+    no request made progress since. lost_strides: the strides that this one is the last of, where they lost in all.
     """
 
     judgement: Judgement
@@ -50,21 +50,21 @@ class Checked:
     hung_up: bool
     stalled: bool
     part: VerifyPart
-    lost_way: Way | None = None
+    lost_strides: Strides | None = None
 
     @property
     def keeps(self) -> bool:
         """Whether the setting stays and the trial is over."""
         return self.passed or self.judgement.verdict is Verdict.BETTER
 
-    def on(self, way: Way) -> "Checked":
+    def on(self, strides: Strides) -> "Checked":
         """The same, held against where the strides began: worse, where they lost more in all than noise explains."""
-        if not (self.keeps and way.lost):
+        if not (self.keeps and strides.lost):
             return self
         said = Judgement(Verdict.WORSE, VerdictReason.LOSS_SHOWN, False)
         shown = {"verdict": said.verdict.value, "reason": said.reason.value, "prediction_held": False}
-        part = self.part.model_copy(update=shown | {"observed_gain": way.gain, "half_width": way.half_width})
-        return replace(self, judgement=said, passed=False, part=part, lost_way=way)
+        part = self.part.model_copy(update=shown | {"observed_gain": strides.gain, "half_width": strides.half_width})
+        return replace(self, judgement=said, passed=False, part=part, lost_strides=strides)
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def check(
         judgement = Judgement(Verdict.INCONCLUSIVE, VerdictReason.TOO_FEW_REQUESTS, judgement.prediction_held)
     passed = trial.stride and full and judgement.reason is VerdictReason.WITHIN_NOISE
     hung_up = storm and length_s > 0.0 and more_hang_up(trial, before, seen.window, length_s)
-    stalled = nobody_ends(before, seen.window, trial.began_s - known_before_s(trial, before), trial.began_s)
+    stalled = is_stalled(before, seen.window, trial.began_s - known_before_s(trial, before), trial.began_s)
     part = _part(trial, comparison, judgement)
     return Checked(judgement, found, requests, elapsed_s, passed, ratio, hung_up, stalled, part)
 

@@ -1,4 +1,4 @@
-"""What a cycle starts from: the engine read, where we stand, what people wish, and why nothing may be judged, if so."""
+"""What a cycle starts from: the engine's reading, where we stand, operator requests, and why nothing may be judged."""
 
 import math
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class Reader(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Sighting:
+class CycleView:
     """One cycle's view. day: the date in the operator's zone. since_push_s: +inf when we never moved this engine.
 
     freeze: why no setting can be judged now. checked: the verdict on the push in force, when there is one.
@@ -64,7 +64,7 @@ class Sighting:
     checked: Checked | None = None
 
 
-class Sight:
+class Observer:
     """Reads the engine; remembers the window and since when its setting has been in force."""
 
     def __init__(
@@ -88,7 +88,7 @@ class Sight:
         self._learnt_from = ""
         self._alarm: tuple[str, float] = ("", -math.inf)
 
-    def look(self, draft: Draft) -> Sighting:
+    def look(self, draft: Draft) -> CycleView:
         """Raises PortError, StoreError, and InputError for rows that make no sense; those are forgotten."""
         reading = self._reader.read()
         self._window = self._window.add(reading)
@@ -102,7 +102,7 @@ class Sight:
             )
             raise
 
-    def _look(self, reading: Reading, draft: Draft) -> Sighting:
+    def _look(self, reading: Reading, draft: Draft) -> CycleView:
         state = reading.state
         # A wall clock that is off names another day; a cycle does not end over it.
         now_s, wall_s = self._clock.now_s(), min(max(self._clock.wall_s(), 0.0), LATEST_WALL_S)
@@ -133,7 +133,7 @@ class Sight:
             fit=self._learner.part(),
         )
         idle = not reading.busy and not len(reading.steps)
-        return Sighting(
+        return CycleView(
             seen=seen,
             standing=standing,
             figures=measured,

@@ -1,4 +1,4 @@
-"""What hurts: the quantities of operator's thresholds, and requests that fail or hang up more than before. Pure."""
+"""Degradation: the quantities of an operator's thresholds, stalls, more failures than before, a trial's cost. Pure."""
 
 import math
 
@@ -12,19 +12,19 @@ from rooftune.tuner.observe.window import Window
 
 # Of fewer samples an operator's threshold is not judged: a p99 of three requests is the slowest of three.
 THRESHOLD_GAPS, THRESHOLD_REQUESTS = 100, 20
-# Fewer preemptions than that are no rate in less than so many seconds: one of the first second would be one a second.
+# Fewer preemptions than that make no rate within a short span: one in the first second would be one a second.
 THRESHOLD_PREEMPTIONS, THRESHOLD_SPAN_S = 3, 30.0
-# Failed requests: so many at least, and so much more than before.
+# Failed requests: the least number, and how much more than before.
 ERRORS_LEAST, ERRORS_SHARE = 3, 0.02
-# Somebody waits at every step and nobody ends for so long, although at the pace of before so many would have: a stall.
+# A stall: requests wait at every step and none ends for this long, although at the pace of before this many would have.
 STALL_S, STALL_ENDS = 30.0, 10.0
 
 
-def nobody_ends(before: Window, after: Window, from_s: float, began_s: float) -> bool:
-    """Whether nobody gets on any more since ``began_s``; before: the rows of then, known from ``from_s`` on.
+def is_stalled(before: Window, after: Window, from_s: float, began_s: float) -> bool:
+    """Whether no request makes progress since ``began_s``; before: the rows of then, known from ``from_s`` on.
 
-    By the time that steps took, so that hours without traffic count for nothing; where nobody waits, all who are there
-    may be in the middle of long answers.
+    By the time that steps took, so that hours without traffic count for nothing; where none waits, all that run may
+    be in the middle of long answers.
     """
     then = before.steps.select((before.steps.start_s >= from_s) & (before.steps.end_s <= began_s))
     ends_s = _finishes(before)

@@ -12,7 +12,7 @@ from rooftune.policies.verify import Judgement, Verdict, VerdictReason
 from rooftune.tuner.control.cycle import judge as judgement
 from rooftune.tuner.control.cycle.matched import Matched
 from rooftune.tuner.control.cycle.verify import Checked
-from rooftune.tuner.control.memory import Trial, Way
+from rooftune.tuner.control.memory import Kept, Strides, Trial
 from rooftune.tuner.ports.base import PortError, PortFault
 from tests.control.doubles import BOLD, Rig, answer_of, options, rig
 from tests.control.test_loop import BOOT, memory_of, pushed, reverted
@@ -21,13 +21,13 @@ Gains = dict[int, tuple[float, float]]
 
 
 def test_small_losses_add_up_faster_than_their_noise() -> None:
-    way = Way(start={"step_tokens": 2048})
+    strides = Strides(start={"step_tokens": 2048})
     lost = []
     for _ in range(4):
-        way = way.onward(-0.03, 0.05)
-        lost.append(way.lost)
-    assert lost == [False, False, True, True] and not way.won
-    assert Way(start={"step_tokens": 2048}).onward(0.1, 0.05).won
+        strides = strides.onward(-0.03, 0.05)
+        lost.append(strides.lost)
+    assert lost == [False, False, True, True] and not strides.won
+    assert Strides(start={"step_tokens": 2048}).onward(0.1, 0.05).won
 
 
 def seen_to_gain(gains: Gains) -> Callable[..., Checked]:
@@ -108,7 +108,7 @@ def test_the_setting_proven_before_the_strides_is_restored_and_kept(monkeypatch:
     run.searcher.delay = 10**6
     run.run(3)
     kept = memory_of(run).kept
-    assert kept is not None and kept.setting["step_tokens"] == 1500 and kept.way is None
+    assert kept is not None and kept.setting["step_tokens"] == 1500 and kept.strides is None
     assert run.setting.step_tokens == 1500 and Action.REVERT not in [r.action for r in run.records[-3:]]
 
 
@@ -116,5 +116,12 @@ def test_a_gain_resets_the_account_of_earlier_strides(monkeypatch: pytest.Monkey
     run = strides(monkeypatch, {1024: SMALL, 512: (0.2, 0.05), 256: SMALL, 128: SMALL}, *[64] * 20)
     run.run(60, until=lambda r: r.pushed == {"step_tokens": 64})
     kept = memory_of(run).kept
-    assert kept is not None and kept.way is not None and kept.way.start["step_tokens"] == 512
-    assert kept.way.gain == pytest.approx(-0.06)
+    assert kept is not None and kept.strides is not None and kept.strides.start["step_tokens"] == 512
+    assert kept.strides.gain == pytest.approx(-0.06)
+
+
+def test_the_strides_of_a_state_that_0_1_wrote_are_read() -> None:
+    kept = Kept.model_validate_json(
+        '{"boot_id": "b", "setting": {"step_tokens": 256}, "push_cycle": 3, "way": {"start": {"step_tokens": 2048}}}'
+    )
+    assert kept.strides == Strides(start={"step_tokens": 2048})
