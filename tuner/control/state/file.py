@@ -135,7 +135,7 @@ def _make_tables(connection: sqlite3.Connection) -> None:
         for statement in _TABLES.split(";"):
             if statement.strip():
                 connection.execute(statement)
-        connection.execute("INSERT INTO kept VALUES ('instance', ?)", (json.dumps(secrets.token_hex(4)),))
+        set_value(connection, "instance", json.dumps(secrets.token_hex(4)))
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
@@ -194,7 +194,6 @@ def salvage(path: Path) -> dict[str, str] | None:
     return dict(rows) if rows and plain else None
 
 
-def keep_all(connection: sqlite3.Connection, values: dict[str, str]) -> None:
-    """Write small values over those that are there."""
-    with transaction(connection):
-        connection.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?)", values.items())
+def set_value(connection: sqlite3.Connection, key: str, value: str) -> None:
+    """Write a small value, over the one that is there; inside a transaction of the caller."""
+    connection.execute("INSERT OR REPLACE INTO kept VALUES (?, ?)", (key, value))

@@ -3,7 +3,7 @@
 import json
 import sqlite3
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,10 +12,6 @@ from rooftune.tuner.control.outcome import CycleRecord, FitPart, Knobs
 from rooftune.tuner.control.state.file import StoreError, StoreFault
 
 MAX_RECORD_BYTES = 4_000_000
-PUSH_COLUMNS = (
-    "number, noted_at_s, changes, ended, predicted_gain, verified_in, verdict, verdict_reason, observed_gain, "
-    "half_width, requests, prediction_held"
-)
 
 
 @dataclass(frozen=True)
@@ -40,18 +36,7 @@ class PushRow:
     prediction_held: bool | None
 
 
-@dataclass(frozen=True)
-class FitRow:
-    """One refit of the step model; knee None: the data did not hold one."""
-
-    number: int
-    at_s: float
-    knee_tokens: float | None
-    knee_low_tokens: float | None
-    knee_high_tokens: float | None
-    steps: int
-    spread: float
-    coefficients: dict[str, float]
+PUSH_COLUMNS = ", ".join(column.name for column in fields(PushRow))
 
 
 def pack(record: CycleRecord) -> bytes:
@@ -116,16 +101,12 @@ def _insert_fit(connection: sqlite3.Connection, record: CycleRecord, fit: FitPar
 def push_row(row: tuple[Any, ...]) -> PushRow:
     """From PUSH_COLUMNS."""
     number, noted_at_s, changes, *middle, held = row
-    cells: list[Any] = [number, noted_at_s, _json_object(changes), *middle, None if held is None else bool(held)]
+    cells: list[Any] = [number, noted_at_s, _knobs(changes), *middle, None if held is None else bool(held)]
     return PushRow(*cells)
 
 
-def fit_row(row: tuple[Any, ...]) -> FitRow:
-    cells: list[Any] = [*row[:-1], _json_object(row[-1])]
-    return FitRow(*cells)
-
-
-def _json_object(text: str) -> dict[str, Any]:
+def _knobs(text: str) -> Knobs:
+    """Empty for text that a damaged row may hold."""
     try:
         value = json.loads(text)
     except ValueError:

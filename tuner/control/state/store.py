@@ -23,24 +23,22 @@ from rooftune.tuner.control.state.file import (
     StoreFault,
     connect,
     is_sound,
-    keep_all,
     move_aside,
     salvage,
+    set_value,
     store_errors,
     transaction,
 )
 from rooftune.tuner.control.state.lock import FolderLock, holder
 from rooftune.tuner.control.state.rows import (
     PUSH_COLUMNS,
-    FitRow,
     PushRow,
-    fit_row,
     insert_cycle,
     push_row,
     unpack,
 )
 
-__all__ = ["FitRow", "PushRow", "StateFile", "StoreError", "StoreFault", "holder"]
+__all__ = ["PushRow", "StateFile", "StoreError", "StoreFault", "holder"]
 
 STUDIES_FILE = "studies.db"
 PRUNE_EVERY = 50  # cycles
@@ -135,9 +133,9 @@ class StateFile:
 
     def next_number(self) -> int:
         with self._writing() as connection:
-            row = connection.execute("SELECT value FROM kept WHERE key = 'number'").fetchone()
-            number = (int(row[0]) if row and row[0].isdecimal() else self._greatest(connection)) + 1
-            connection.execute("INSERT OR REPLACE INTO kept VALUES ('number', ?)", (str(number),))
+            latest = self.value("number")
+            number = (int(latest) if latest is not None and latest.isdecimal() else self._greatest()) + 1
+            set_value(connection, "number", str(number))
         return number
 
     def note_push(self, number: int, changes: str) -> None:
@@ -156,55 +154,35 @@ class StateFile:
                 self.prune()
 
     def last(self, count: int, before: int | None = None) -> list[CycleRecord]:
-        with self._reading() as connection:
-            rows = connection.execute(
-                "SELECT number, record FROM cycles WHERE ? IS NULL OR number < ? ORDER BY number DESC LIMIT ?",
-                (before, before, max(count, 0)),
-            ).fetchall()
-        return [unpack(number, blob) for number, blob in rows]
+        query = "SELECT number, record FROM cycles WHERE ? IS NULL OR number < ? ORDER BY number DESC LIMIT ?"
+        return [unpack(number, blob) for number, blob in self._rows(query, before, before, max(count, 0))]
 
     def get(self, number: int) -> CycleRecord | None:
-        row = self._one("SELECT record FROM cycles WHERE number = ?", number)
-        return None if row is None else unpack(number, row[0])
+        rows = self._rows("SELECT record FROM cycles WHERE number = ?", number)
+        return unpack(number, rows[0][0]) if rows else None
 
     def value(self, key: str) -> str | None:
-        row = self._one("SELECT value FROM kept WHERE key = ?", key)
-        return None if row is None else str(row[0])
+        rows = self._rows("SELECT value FROM kept WHERE key = ?", key)
+        return str(rows[0][0]) if rows else None
 
     def keep(self, key: str, value: str) -> None:
-        with self._writing() as connection:
-            connection.execute("INSERT OR REPLACE INTO kept VALUES (?, ?)", (key, value))
+        self.change(key, lambda _: value)
 
     def change(self, key: str, make: Callable[[str | None], str]) -> None:
         with self._writing() as connection:
-            row = connection.execute("SELECT value FROM kept WHERE key = ?", (key,)).fetchone()
-            value = make(None if row is None else str(row[0]))
-            connection.execute("INSERT OR REPLACE INTO kept VALUES (?, ?)", (key, value))
+            set_value(connection, key, make(self.value(key)))
 
-    # --- history --------------------------------------------------------------------------------
+    # --- history ---------------------------------------------------------------------------------
 
-    def pushes(self, count: int, before: int | None = None) -> list[PushRow]:
+    def pushes(self, count: int) -> list[PushRow]:
         """Pushes with what was predicted and observed, newest first."""
-        with self._reading() as connection:
-            rows = connection.execute(
-                f"SELECT {PUSH_COLUMNS} FROM pushes WHERE ? IS NULL OR number < ? ORDER BY number DESC LIMIT ?",
-                (before, before, max(count, 0)),
-            ).fetchall()
-        return [push_row(row) for row in rows]
+        query = f"SELECT {PUSH_COLUMNS} FROM pushes ORDER BY number DESC LIMIT ?"
+        return [push_row(row) for row in self._rows(query, max(count, 0))]
 
     def unfinished(self) -> list[PushRow]:
         """Pushes that were noted, but whose cycle was never written down: the controller ended in between."""
-        with self._reading() as connection:
-            rows = connection.execute(
-                f"SELECT {PUSH_COLUMNS} FROM pushes WHERE ended IS NULL ORDER BY number DESC LIMIT 100"
-            ).fetchall()
-        return [push_row(row) for row in rows]
-
-    def fits(self, count: int) -> list[FitRow]:
-        """Refits of the step model, newest first."""
-        with self._reading() as connection:
-            rows = connection.execute("SELECT * FROM fits ORDER BY number DESC LIMIT ?", (max(count, 0),)).fetchall()
-        return [fit_row(row) for row in rows]
+        query = f"SELECT {PUSH_COLUMNS} FROM pushes WHERE ended IS NULL ORDER BY number DESC LIMIT 100"
+        return [push_row(row) for row in self._rows(query)]
 
     # --- retention -------------------------------------------------------------------------------
 
@@ -213,7 +191,7 @@ class StateFile:
         self._since_prune = 0
         now_s, keep = self._clock.wall_s(), self._retention
         with self._writing() as connection:
-            greatest = self._greatest(connection)
+            greatest = self._greatest()
             gone = connection.execute(
                 "DELETE FROM cycles WHERE number IN (SELECT number FROM cycles WHERE number <= ? OR "
                 "(at_s < ? AND number <= ?) ORDER BY number LIMIT ?)",
@@ -233,12 +211,11 @@ class StateFile:
 
     # --- inside ----------------------------------------------------------------------------------
 
-    @staticmethod
-    def _greatest(connection: sqlite3.Connection) -> int:
+    def _greatest(self) -> int:
         query = (
             "SELECT max(coalesce((SELECT max(number) FROM cycles), 0), coalesce((SELECT max(number) FROM pushes), 0))"
         )
-        return int(connection.execute(query).fetchone()[0])
+        return int(self._rows(query)[0][0])
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
@@ -250,10 +227,9 @@ class StateFile:
         with self._guard, store_errors(self.path), transaction(self._connection):
             yield self._connection
 
-    def _one(self, query: str, *values: Any) -> tuple[Any, ...] | None:
+    def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         with self._reading() as connection:
-            row: tuple[Any, ...] | None = connection.execute(query, values).fetchone()
-        return row
+            return connection.execute(query, values).fetchall()
 
 
 def _open_or_begin(path: Path, clock: Clock) -> tuple[sqlite3.Connection, list[str]]:
@@ -268,14 +244,14 @@ def _open_or_begin(path: Path, clock: Clock) -> tuple[sqlite3.Connection, list[s
     kept = salvage(aside)
     connection = connect(path)
     note = f"state file {str(path)!r} was damaged; it is now {str(aside)!r} and a new one begins"
+    if kept is None:
+        note += ", paused because the old file may have been; rooftune resume lifts it"
+    else:
+        note += "; pause, numbers and other small values went over"
     try:
-        with store_errors(path):
-            if kept is None:
-                keep_all(connection, {operator.KEY: operator.paused_after_damage(clock.wall_s())})
-                note += ", paused because the old file may have been; rooftune resume lifts it"
-            else:
-                keep_all(connection, kept)
-                note += "; pause, numbers and other small values went over"
+        with store_errors(path), transaction(connection):
+            for key, value in (kept or {operator.KEY: operator.paused_after_damage(clock.wall_s())}).items():
+                set_value(connection, key, value)
     except BaseException:
         connection.close()
         raise
