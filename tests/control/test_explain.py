@@ -6,7 +6,6 @@ from rooftune.policies.guard import Action, Reason
 from rooftune.policies.request import Setting
 from rooftune.tuner.control.explain.explain import (
     BEFORE_GUARD,
-    LINES,
     MEANING,
     NEXT,
     explain,
@@ -101,7 +100,7 @@ def test_five_lines_whatever_happened(reason: Reason, action: Action) -> None:
         hold(3, reason, action=action, verify=verify(1, observed_gain=None, half_width=None)),
     ):
         lines = explain(record)
-        assert len(lines) == LINES == 5
+        assert len(lines) == 5
         starts = ("Seen: ", "Believed: ", "Proposed: ", "Guard: ", "Next: ")
         assert all(line.startswith(start) and line.endswith(".") for line, start in zip(lines, starts, strict=True))
         assert not any("\n" in line or "None" in line or "nan" in line for line in lines)

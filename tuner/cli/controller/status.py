@@ -10,7 +10,7 @@ from rooftune.policies.commands import Command
 from rooftune.policies.errors import UnreachableError
 from rooftune.tuner.cli.controller.client import add_face_flag, add_state_flags, ask, read_config, state_folder
 from rooftune.tuner.clock import SystemClock
-from rooftune.tuner.control.explain.explain import knobs, seconds, share
+from rooftune.tuner.control.explain.explain import knee, knobs, seconds, share
 from rooftune.tuner.control.outcome import CycleRecord
 from rooftune.tuner.control.state import operator
 from rooftune.tuner.control.state.operator import OperatorRequests
@@ -99,9 +99,7 @@ def _record(record: CycleRecord, since_s: float) -> list[tuple[str, str]]:
         left_s = record.lease_left_s - since_s
         rows.append(("lease", f"{seconds(left_s)} left" if left_s > 0 else "over by now, unless it was renewed"))
     if record.fit is not None and record.fit.knee_tokens is not None:
-        low, high = record.fit.knee_low_tokens, record.fit.knee_high_tokens
-        between = f" ({low:.0f} to {high:.0f})" if low is not None and high is not None else ""
-        rows.append(("knee", f"{record.fit.knee_tokens:.0f} tokens{between}"))
+        rows.append(("knee", knee(record.fit)))
     if record.observed is not None and record.observed.attainment is not None:
         rows.append(("in targets", f"{share(record.observed.attainment)} of {record.observed.requests} requests"))
     if record.would_push is not None:

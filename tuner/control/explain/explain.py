@@ -124,14 +124,19 @@ BEFORE_GUARD = frozenset(
 )  # fmt: skip
 
 
-LINES = 5
 _MAIN = ("step_tokens", "chunk_cap_tokens")
 _NONE_AT_ZERO = ("chunk_cap_tokens", "max_partial_prefills", "max_long_partial_prefills")
 
 
 def explain(record: CycleRecord) -> tuple[str, str, str, str, str]:
     """Seen, believed, proposed, decided, next: one line each, without line breaks."""
-    lines = (_seen(record), _believed(record), _proposed(record), _decided(record), _next(record))
+    lines = (
+        f"Seen: {_seen(record)}.",
+        f"Believed: {_fit(record.fit)}; {_twin(record.twin)}.",
+        f"Proposed: {_proposal(record.proposal)}.",
+        f"Guard: {_decided(record)}.",
+        f"Next: {_next(record)}.",
+    )
     seen, believed, proposed, decided, after = (" ".join(line.split()) for line in lines)
     return seen, believed, proposed, decided, after
 
@@ -142,7 +147,7 @@ def _seen(record: CycleRecord) -> str:
         parts.append(f"{record.lost_steps} step and {record.lost_requests} request records were lost")
     if record.signals:
         parts.append("signals: " + ", ".join(signal.code for signal in record.signals))
-    return "Seen: " + "; ".join(parts) + "."
+    return "; ".join(parts)
 
 
 def _figures(seen: Figures | None) -> str:
@@ -160,10 +165,6 @@ def _figures(seen: Figures | None) -> str:
     if seen.preemptions:
         parts.append(f"{seen.preemptions} preemptions")
     return ", ".join(parts)
-
-
-def _believed(record: CycleRecord) -> str:
-    return f"Believed: {_fit(record.fit)}; {_twin(record.twin)}."
 
 
 def _fit(fit: FitPart | None) -> str:
@@ -196,10 +197,6 @@ def _twin(twin: TwinPart | None) -> str:
     return f"the twin {quality}{worst}"
 
 
-def _proposed(record: CycleRecord) -> str:
-    return f"Proposed: {_proposal(record.proposal)}."
-
-
 def _proposal(found: ProposalPart | None) -> str:
     if found is None:
         return "nothing"
@@ -226,7 +223,7 @@ def _decided(record: CycleRecord) -> str:
         decision = f"held before the guard had anything to decide: {meaning}"
     else:
         decision = f"held: {meaning}"
-    return f"Guard: {decision}{detail}{_verdict(record.verify)}."
+    return f"{decision}{detail}{_verdict(record.verify)}"
 
 
 def _verdict(verify: VerifyPart | None) -> str:
@@ -246,7 +243,7 @@ def _next(record: CycleRecord) -> str:
     left = record.lease_left_s
     lease = f" with {seconds(left)} of the lease left" if isinstance(left, float) else ""
     force = "" if record.in_force is None else f"; in force is {knobs(record.in_force)}{lease}"
-    return f"Next: {NEXT[record.reason]}{force}."
+    return f"{NEXT[record.reason]}{force}"
 
 
 # --- words that other pages use too ------------------------------------------------------------

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from rooftune.policies import wire
-from rooftune.tuner.control.signals.codes import Finding, Signal, finding
+from rooftune.tuner.control.outcome import SignalPart
+from rooftune.tuner.control.signals.codes import Signal, finding
 from rooftune.tuner.control.signals.view import MIN_STEPS, View, thirds
 from rooftune.tuner.observe.rows import StepRows
 
@@ -30,29 +31,24 @@ FELL_TO = 0.7
 LONG_STRETCH_STEPS = 20
 
 
-def partial_prefills_growing(view: View) -> Iterator[Finding]:
-    """More and more prompts half read, with full steps: demand above the budget."""
-    yield from _growing(view, view.steps.partial_prefills, Signal.PARTIAL_PREFILLS_GROWING)
-
-
-def queue_growing(view: View) -> Iterator[Finding]:
-    """More and more requests wait, with full steps: demand above the budget, seen from the queue."""
-    yield from _growing(view, view.steps.waiting, Signal.QUEUE_GROWING)
-
-
-def _growing(view: View, counts: np.ndarray[tuple[int], np.dtype[np.int64]], code: Signal) -> Iterator[Finding]:
+def demand_growing(view: View) -> Iterator[SignalPart]:
+    """More and more prompts half read, or requests waiting, with full steps: demand above the budget."""
     if not view.enough_steps:
         return
-    first, middle, last = thirds(counts)
     steps = view.steps
     tail = slice(-(len(steps) // 3), None)
     full = float(np.mean(steps.computed_tokens[tail] >= FULL_SHARE * steps.budget_tokens[tail]))
-    grew = first <= middle <= last and last >= GROWTH_RATIO * first and last - first >= GROWTH_LEAST
-    if grew and full >= MOSTLY:
-        yield finding(code, first=first, last=last, full_share=full, span_s=view.span_s)
+    for code, counts in (
+        (Signal.PARTIAL_PREFILLS_GROWING, steps.partial_prefills),
+        (Signal.QUEUE_GROWING, steps.waiting),
+    ):
+        first, middle, last = thirds(counts)
+        grew = first <= middle <= last and last >= GROWTH_RATIO * first and last - first >= GROWTH_LEAST
+        if grew and full >= MOSTLY:
+            yield finding(code, first=first, last=last, full_share=full, span_s=view.span_s)
 
 
-def decodes_crowd_budget(view: View) -> Iterator[Finding]:
+def decodes_crowd_budget(view: View) -> Iterator[SignalPart]:
     """Steps almost all decodes while prompts wait: the budget is too small for as many running requests."""
     steps = view.steps
     wanting = (steps.waiting > 0) | (steps.partial_prefills > 0)
@@ -87,7 +83,7 @@ def observed_ceiling_tokens(steps: StepRows, state: wire.State) -> int | None:
     return ceiling if at_ceiling >= CEILING_SHARE else None
 
 
-def budget_never_reached(view: View) -> Iterator[Finding]:
+def budget_never_reached(view: View) -> Iterator[SignalPart]:
     """The configured budget is not in force: something below it clamps every step."""
     ceiling = observed_ceiling_tokens(view.steps, view.state)
     if ceiling is not None:
@@ -95,7 +91,7 @@ def budget_never_reached(view: View) -> Iterator[Finding]:
         yield finding(Signal.BUDGET_NEVER_REACHED, observed_ceiling_tokens=float(ceiling), budget_tokens=budget)
 
 
-def long_prefill_blocks(view: View) -> Iterator[Finding]:
+def long_prefill_blocks(view: View) -> Iterator[SignalPart]:
     """One long prompt is read step after step while running requests finish and none replaces them.
 
     Gaps are short meanwhile, which must not read as health: raise the budget, or cap the long prompt.

@@ -5,8 +5,6 @@ from enum import StrEnum
 
 from rooftune.tuner.control.outcome import SignalPart
 
-Finding = SignalPart
-
 
 class Signal(StrEnum):
     """What is wrong or worth knowing; each code names one cause."""
@@ -35,6 +33,6 @@ class Signal(StrEnum):
     NO_REQUEST_ENDED = "no_request_ended"
 
 
-def finding(code: Signal, **evidence: float) -> Finding:
+def finding(code: Signal, **evidence: float) -> SignalPart:
     """A signal with its numbers, units in their names; one that is not finite is not known and left out."""
     return SignalPart(code=code.value, evidence={k: float(v) for k, v in evidence.items() if math.isfinite(v)})

@@ -1,7 +1,7 @@
 """Signals: what is wrong with a running engine or worth knowing of it, each with its cause named. Pure.
 
-Each rule is a function of one ``View`` in a ``signals_*`` module beside this one, with its thresholds, why they are
-what they are, and the least data below which it says nothing: what is missing is not zero.
+Each rule is a function of one ``View`` in a module beside this one, with its thresholds, the reasons for them, and the
+least data below which it says nothing: what is missing is not zero.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,10 +10,8 @@ from rooftune.policies import wire
 from rooftune.policies.guard import Reason
 from rooftune.policies.step_time import StepModel
 from rooftune.tuner.control.outcome import SignalPart
-from rooftune.tuner.control.signals import budget as signals_budget
-from rooftune.tuner.control.signals import gaps as signals_gaps
-from rooftune.tuner.control.signals import pressure as signals_pressure
-from rooftune.tuner.control.signals import requests as signals_requests
+from rooftune.tuner.control.signals import budget, gaps, pressure
+from rooftune.tuner.control.signals import requests as of_requests
 from rooftune.tuner.control.signals.codes import Signal
 from rooftune.tuner.control.signals.view import View
 from rooftune.tuner.model.drift import Drift
@@ -23,23 +21,11 @@ Rule = Callable[[View], Iterator[SignalPart]]
 
 # In the order in which to read them: what stops everything first.
 RULES: tuple[Rule, ...] = (
-    signals_pressure.hung,
-    signals_pressure.stalled,
-    signals_pressure.kv_bound,
-    signals_pressure.throughput_not_recovered,
-    signals_requests.two_tpot_levels,
-    signals_pressure.step_model_drifted,
-    signals_gaps.chunking,
-    signals_gaps.unexplained_tail,
-    signals_budget.budget_never_reached,
-    signals_budget.decodes_crowd_budget,
-    signals_budget.long_prefill_blocks,
-    signals_budget.partial_prefills_growing,
-    signals_budget.queue_growing,
-    signals_gaps.gaps_follow_prompts,
-    signals_requests.ttft_spread,
-    signals_pressure.no_request_ended,
-)
+    pressure.hung, pressure.stalled, pressure.kv_bound, pressure.throughput_not_recovered, of_requests.two_tpot_levels,
+    pressure.step_model_drifted, gaps.chunking, gaps.unexplained_tail, budget.budget_never_reached,
+    budget.decodes_crowd_budget, budget.long_prefill_blocks, budget.demand_growing, gaps.gaps_follow_prompts,
+    of_requests.ttft_spread, pressure.no_request_ended,
+)  # fmt: skip
 
 # While one of these stands no setting can be judged, so none should be moved.
 FREEZING = frozenset(

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from rooftune.policies.quantiles import quantile, weighted_quantile
-from rooftune.tuner.control.signals.codes import Finding, Signal, finding
+from rooftune.tuner.control.outcome import SignalPart
+from rooftune.tuner.control.signals.codes import Signal, finding
 from rooftune.tuner.control.signals.view import MIN_REQUESTS, MIN_STEPS, View, rank_correlation
 from rooftune.tuner.observe.rows import FloatArray
 
@@ -26,7 +27,7 @@ MIN_CORRELATION = 0.6
 FOLLOW_RATIO = 3.0
 
 
-def chunking(view: View) -> Iterator[Finding]:
+def chunking(view: View) -> Iterator[SignalPart]:
     """Prompts that run whole: bypassed, off, or switched off by the kind of model, judged by envelope and records."""
     steps = view.steps
     tail_s = _tail_s(view)
@@ -66,7 +67,7 @@ def _tail_s(view: View) -> float:
     return quantile(rows.longest_gap_s, 0.99) if len(rows) >= MIN_REQUESTS else float("nan")
 
 
-def unexplained_tail(view: View) -> Iterator[Finding]:
+def unexplained_tail(view: View) -> Iterator[SignalPart]:
     """Chunks are in order, and yet the tail is far above the longest step that the budget explains: why?"""
     tail_s, explained_s = _tail_s(view), view.explained_s
     steps, predicted_s = view.steps, view.predicted_s
@@ -91,7 +92,7 @@ def unexplained_tail(view: View) -> Iterator[Finding]:
         yield finding(Signal.GAP_TAIL_LEFT_OUT, **numbers, share=float(np.mean(left_out)))
 
 
-def gaps_follow_prompts(view: View) -> Iterator[Finding]:
+def gaps_follow_prompts(view: View) -> Iterator[SignalPart]:
     """p99 gap and the prompts admitted, in slices of time: do they rise together, and how far?"""
     if not view.enough_steps or len(view.served) < MIN_REQUESTS:
         return

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rooftune.tuner.control.signals.codes import Finding, Signal, finding
+from rooftune.tuner.control.outcome import SignalPart
+from rooftune.tuner.control.signals.codes import Signal, finding
 from rooftune.tuner.control.signals.view import MIN_STEPS, View, thirds
 
 # A pool counts as full a few blocks before it is: the last ones hold a request's next token.
@@ -24,7 +25,7 @@ LOAD_FELL_TO = 0.67
 PACE_FELL_TO = 0.5
 
 
-def kv_bound(view: View) -> Iterator[Finding]:
+def kv_bound(view: View) -> Iterator[SignalPart]:
     """KV full and preemptions that go on: moving the budget does not help, blocks do."""
     steps = view.steps
     if not view.enough_steps:
@@ -38,7 +39,7 @@ def kv_bound(view: View) -> Iterator[Finding]:
         yield finding(Signal.KV_BOUND, full_share=full, preemptions_per_s=per_s, kv_used=kv_used)
 
 
-def throughput_not_recovered(view: View) -> Iterator[Finding]:
+def throughput_not_recovered(view: View) -> Iterator[SignalPart]:
     """KV was full, load has fallen since, and the pace of each request has not come back."""
     steps = view.steps
     if not view.enough_steps or not (steps.kv_used >= KV_FULL).any():
@@ -59,7 +60,7 @@ def throughput_not_recovered(view: View) -> Iterator[Finding]:
         )
 
 
-def stalled(view: View) -> Iterator[Finding]:
+def stalled(view: View) -> Iterator[SignalPart]:
     """A request waits all the time, preemptions climb, nothing finishes: it never fits."""
     steps = view.steps
     if len(steps) < STALL_STEPS:
@@ -76,7 +77,7 @@ def stalled(view: View) -> Iterator[Finding]:
         )
 
 
-def hung(view: View) -> Iterator[Finding]:
+def hung(view: View) -> Iterator[SignalPart]:
     """Requests are there, and no step has ended for long."""
     steps = view.steps
     if not len(steps):
@@ -88,13 +89,13 @@ def hung(view: View) -> Iterator[Finding]:
         yield finding(Signal.HUNG, silent_s=silent_s, requests=float(left))
 
 
-def step_model_drifted(view: View) -> Iterator[Finding]:
+def step_model_drifted(view: View) -> Iterator[SignalPart]:
     if view.drift is not None:
         windows, slower = float(view.drift.windows), float(view.drift.slower)
         yield finding(Signal.STEP_MODEL_DRIFTED, ratio=view.drift.ratio, windows=windows, slower=slower)
 
 
-def no_request_ended(view: View) -> Iterator[Finding]:
+def no_request_ended(view: View) -> Iterator[SignalPart]:
     """Steps run, and nothing came to an end: there is nothing to judge a setting by."""
     if len(view.requests) == 0 and view.enough_steps and view.span_s >= SILENT_S:
         running = float(np.median(view.steps.running))

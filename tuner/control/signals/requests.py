@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rooftune.tuner.control.signals.codes import Finding, Signal, finding
+from rooftune.tuner.control.outcome import SignalPart
+from rooftune.tuner.control.signals.codes import Signal, finding
 from rooftune.tuner.control.signals.view import View
 from rooftune.tuner.observe.rows import FloatArray, RequestRows
 
@@ -27,7 +28,7 @@ SPREAD_RATIO = 3.0
 MAX_LONG = 200
 
 
-def two_tpot_levels(view: View) -> Iterator[Finding]:
+def two_tpot_levels(view: View) -> Iterator[SignalPart]:
     """The engine settled at a slower level under the same arrivals, prompts and setting: tuning must not chase it."""
     rows = view.served.select(view.served.output_tokens > 1)
     if len(rows) < 2 * LEVEL_REQUESTS or len(np.unique(view.steps.revision)) > 1:
@@ -76,7 +77,7 @@ def _alike(pair: tuple[float, float], ratio: float) -> bool:
     return min(pair) > 0.0 and max(pair) <= ratio * min(pair)
 
 
-def ttft_spread(view: View) -> Iterator[Finding]:
+def ttft_spread(view: View) -> Iterator[SignalPart]:
     """Long prompts of one length that came together got their first tokens at very different times."""
     rows = view.served
     fresh = rows.prompt_tokens - rows.cached_tokens

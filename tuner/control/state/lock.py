@@ -20,7 +20,7 @@ class FolderLock:
     @classmethod
     def take(cls, folder: Path, clock: Clock) -> "FolderLock":
         """Raises RefusedError that names the holder's pid, InputError when the folder cannot be used."""
-        descriptor = _open(folder, os.O_RDWR | os.O_CREAT)
+        descriptor = _open(folder)
         for attempt in range(_TRIES):
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -69,10 +69,10 @@ def holder(folder: Path) -> str | None:
         os.close(descriptor)
 
 
-def _open(folder: Path, flags: int) -> int:
+def _open(folder: Path) -> int:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return os.open(folder / LOCK_FILE, flags | os.O_CLOEXEC, 0o600)
+        return os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except (OSError, ValueError) as error:
         raise _unusable(folder, error) from None
 

@@ -9,6 +9,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,6 @@ class StateFile:
         self._retention = retention
         self._guard = threading.RLock()
         self._since_prune = 0
-        self._instance = ""
 
     # --- opening and closing -------------------------------------------------------------------
 
@@ -125,11 +125,9 @@ class StateFile:
 
     # --- Store -----------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def instance(self) -> str:
-        if not self._instance:
-            self._instance = str(json.loads(self.value("instance") or '"unnamed"'))
-        return self._instance
+        return str(json.loads(self.value("instance") or '"unnamed"'))
 
     def next_number(self) -> int:
         with self._writing() as connection:

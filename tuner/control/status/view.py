@@ -1,6 +1,5 @@
 """What the controller's pages show: the latest record, and whether cycles come as they should."""
 
-import threading
 from dataclasses import dataclass
 
 from rooftune.policies.guard import Reason
@@ -53,21 +52,16 @@ class View:
     def __init__(self, about: About, clock: Clock) -> None:
         self.about = about
         self._clock = clock
-        self._lock = threading.Lock()
-        self._record: CycleRecord | None = None
-        self._judged: CycleRecord | None = None
-        self._at_s = clock.now_s()
+        # One value, replaced whole: the latest record, the latest one with a twin, and when it was published.
+        self._latest: tuple[CycleRecord | None, CycleRecord | None, float] = (None, None, clock.now_s())
 
     def publish(self, record: CycleRecord) -> None:
-        with self._lock:
-            self._record, self._at_s = record, self._clock.now_s()
-            if record.twin is not None:
-                self._judged = record
+        judged = self._latest[1] if record.twin is None else record
+        self._latest = (record, judged, self._clock.now_s())
 
     def glance(self) -> Glance:
-        with self._lock:
-            record, judged = self._record, self._judged
-            since_s = max(0.0, self._clock.now_s() - self._at_s)
+        record, judged, at_s = self._latest
+        since_s = max(0.0, self._clock.now_s() - at_s)
         healthy = since_s <= HEALTHY_CYCLES * self.about.cycle_s + HEALTHY_MORE_S
         if record is None or judged is None or record.boot_id != judged.boot_id:
             judged = None
