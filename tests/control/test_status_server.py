@@ -370,7 +370,8 @@ def test_without_an_address_there_is_only_the_log(tmp_path: Path) -> None:
     with StateFile.own(tmp_path) as state:
         server = StatusServer.of(config, state, ManualClock(), stream)
         server.publish(hold(1, Reason.SHADOW, mode="shadow"))
-        assert server.port is None and server.actor == f"rooftune/{state.instance}"
+        server.publish(push(2))
+        assert server.port is None and f"actor=rooftune/{state.instance}" in stream.getvalue()
         server.close()
     assert "event=cycle cycle=1 action=hold reason=shadow" in stream.getvalue()
 

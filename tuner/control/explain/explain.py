@@ -3,15 +3,7 @@
 from rooftune.policies.envelope import KNOB, KNOB_LABELS, SEARCHED
 from rooftune.policies.guard import Action, Reason
 from rooftune.policies.request import Setting
-from rooftune.tuner.control.outcome import (
-    CycleRecord,
-    Figures,
-    FitPart,
-    Knobs,
-    ProposalPart,
-    TwinPart,
-    VerifyPart,
-)
+from rooftune.tuner.control.outcome import CycleRecord, Figures, FitPart, Knobs, ProposalPart, TwinPart, VerifyPart
 
 # What the guard (or the cycle before it) decided: completes "held: ..." or "reverted: ...".
 MEANING: dict[Reason, str] = {

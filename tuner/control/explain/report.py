@@ -11,7 +11,6 @@ from rooftune.tuner.control.ports import Store
 
 NAME = "live.md"
 MOST_CYCLES = 20_000
-PAGE = 500
 
 
 def write_report(folder: Path, store: Store, numbers: tuple[int, int], engine: str) -> Path:
@@ -28,15 +27,8 @@ def write_report(folder: Path, store: Store, numbers: tuple[int, int], engine: s
 
 def _records(store: Store, first: int, last: int) -> list[CycleRecord]:
     """Oldest first; of a long run the latest."""
-    found: list[CycleRecord] = []
-    before: int | None = last + 1
-    while len(found) < MOST_CYCLES:
-        page = [record for record in store.last(PAGE, before) if record.number >= first]
-        found += page
-        if len(page) < PAGE:
-            break
-        before = page[-1].number
-    return found[::-1]
+    found = store.last(min(MOST_CYCLES, last - first + 1), last + 1)
+    return [record for record in reversed(found) if record.number >= first]
 
 
 def report_of(records: list[CycleRecord], engine: str) -> str:

@@ -55,10 +55,9 @@ def decodes_crowd_budget(view: View) -> Iterator[SignalPart]:
     if int(wanting.sum()) < MIN_STEPS:
         return
     crowded = steps.decode_tokens >= CROWDED_SHARE * steps.budget_tokens
-    share = float(np.mean(crowded[wanting]))
+    share = np.mean(crowded[wanting])
     if share >= MOSTLY:
-        decodes = float(np.median(steps.decode_tokens[wanting]))
-        budget = float(np.median(steps.budget_tokens[wanting]))
+        decodes, budget = np.median(steps.decode_tokens[wanting]), np.median(steps.budget_tokens[wanting])
         yield finding(Signal.DECODES_CROWD_BUDGET, share=share, decode_tokens=decodes, budget_tokens=budget)
 
 
@@ -87,8 +86,8 @@ def budget_never_reached(view: View) -> Iterator[SignalPart]:
     """The configured budget is not in force: something below it clamps every step."""
     ceiling = observed_ceiling_tokens(view.steps, view.state)
     if ceiling is not None:
-        budget = float(np.max(view.steps.budget_tokens))
-        yield finding(Signal.BUDGET_NEVER_REACHED, observed_ceiling_tokens=float(ceiling), budget_tokens=budget)
+        budget = np.max(view.steps.budget_tokens)
+        yield finding(Signal.BUDGET_NEVER_REACHED, observed_ceiling_tokens=ceiling, budget_tokens=budget)
 
 
 def long_prefill_blocks(view: View) -> Iterator[SignalPart]:
@@ -108,12 +107,9 @@ def long_prefill_blocks(view: View) -> Iterator[SignalPart]:
         if end - begin >= LONG_STRETCH_STEPS and fell and rose:
             yield finding(
                 Signal.LONG_PREFILL_BLOCKS,
-                steps=float(end - begin + 1),
-                span_s=float(steps.end_s[end] - steps.start_s[begin]),
-                running_before=float(steps.running[begin]),
-                running_after=float(steps.running[end]),
-                waiting_before=float(steps.waiting[begin]),
-                waiting_after=float(steps.waiting[end]),
-                budget_tokens=float(np.median(steps.budget_tokens[begin : end + 1])),
-            )
+                steps=end - begin + 1, span_s=steps.end_s[end] - steps.start_s[begin],
+                running_before=steps.running[begin], running_after=steps.running[end],
+                waiting_before=steps.waiting[begin], waiting_after=steps.waiting[end],
+                budget_tokens=np.median(steps.budget_tokens[begin : end + 1]),
+            )  # fmt: skip
             return

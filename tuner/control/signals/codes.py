@@ -2,6 +2,7 @@
 
 import math
 from enum import StrEnum
+from typing import SupportsFloat
 
 from rooftune.tuner.control.outcome import SignalPart
 
@@ -33,6 +34,6 @@ class Signal(StrEnum):
     NO_REQUEST_ENDED = "no_request_ended"
 
 
-def finding(code: Signal, **evidence: float) -> SignalPart:
+def finding(code: Signal, **evidence: SupportsFloat) -> SignalPart:
     """A signal with its numbers, units in their names; one that is not finite is not known and left out."""
     return SignalPart(code=code.value, evidence={k: float(v) for k, v in evidence.items() if math.isfinite(v)})

@@ -34,12 +34,9 @@ def chunking(view: View) -> Iterator[SignalPart]:
     if view.state.envelope.chunking:
         over = view.above_budget
         if int(over.sum()) >= MIN_ODD:
-            most = float(np.max(steps.computed_tokens[over]))
-            allowed = float(np.max(steps.budget_tokens[over]))
-            count = float(over.sum())
-            yield finding(
-                Signal.CHUNKING_BYPASSED, steps=count, computed_tokens=most, budget_tokens=allowed, gap_p99_s=tail_s
-            )
+            most, allowed = np.max(steps.computed_tokens[over]), np.max(steps.budget_tokens[over])
+            numbers = {"steps": over.sum(), "computed_tokens": most, "budget_tokens": allowed}
+            yield finding(Signal.CHUNKING_BYPASSED, **numbers, gap_p99_s=tail_s)
         return
     with_prompt = (steps.prefill_tokens > 0) & (steps.decode_tokens > 0)
     plain = (steps.prefill_tokens == 0) & (steps.decode_tokens > 0)
@@ -49,7 +46,7 @@ def chunking(view: View) -> Iterator[SignalPart]:
     longest_s = quantile(steps.duration_s[with_prompt], 0.99)
     if longest_s >= WHOLE_PROMPT_RATIO * usual_s:
         code = Signal.CHUNKING_OFF_BY_MODEL if _chunks_were_requested(view) else Signal.CHUNKING_OFF
-        largest = float(np.max(steps.prefill_tokens))
+        largest = np.max(steps.prefill_tokens)
         yield finding(code, step_s=longest_s, decode_step_s=usual_s, prompt_tokens=largest, gap_p99_s=tail_s)
 
 
@@ -83,13 +80,12 @@ def unexplained_tail(view: View) -> Iterator[SignalPart]:
     pauses_s = (steps.start_s[1:] - steps.end_s[:-1])[busy & (np.diff(steps.step) == 1)]
     left_out = steps.running - steps.sequences > steps.partial_prefills
     if int(slow.sum()) >= MIN_ODD:
-        longest_s = float(np.max(steps.duration_s[slow]))
-        yield finding(Signal.GAP_TAIL_SLOW_STEPS, **numbers, steps=float(slow.sum()), step_s=longest_s)
+        longest_s = np.max(steps.duration_s[slow])
+        yield finding(Signal.GAP_TAIL_SLOW_STEPS, **numbers, steps=slow.sum(), step_s=longest_s)
     elif int((pauses_s > far_s).sum()) >= MIN_ODD:
-        count = float((pauses_s > far_s).sum())
-        yield finding(Signal.GAP_TAIL_PAUSES, **numbers, pauses=count, pause_s=float(pauses_s.max()))
-    elif float(np.mean(left_out)) >= LEFT_OUT_SHARE:
-        yield finding(Signal.GAP_TAIL_LEFT_OUT, **numbers, share=float(np.mean(left_out)))
+        yield finding(Signal.GAP_TAIL_PAUSES, **numbers, pauses=(pauses_s > far_s).sum(), pause_s=pauses_s.max())
+    elif np.mean(left_out) >= LEFT_OUT_SHARE:
+        yield finding(Signal.GAP_TAIL_LEFT_OUT, **numbers, share=np.mean(left_out))
 
 
 def gaps_follow_prompts(view: View) -> Iterator[SignalPart]:
@@ -105,12 +101,9 @@ def gaps_follow_prompts(view: View) -> Iterator[SignalPart]:
     short_s, long_s = float(np.median(gaps_s[order[:third]])), float(np.median(gaps_s[order[-third:]]))
     if correlation >= MIN_CORRELATION and long_s >= FOLLOW_RATIO * short_s:
         yield finding(
-            Signal.GAPS_FOLLOW_PROMPTS,
-            correlation=correlation,
-            gap_p99_short_prompts_s=short_s,
-            gap_p99_long_prompts_s=long_s,
-            long_prompt_tokens=float(np.median(prompts[order[-third:]])),
-        )
+            Signal.GAPS_FOLLOW_PROMPTS, correlation=correlation, gap_p99_short_prompts_s=short_s,
+            gap_p99_long_prompts_s=long_s, long_prompt_tokens=np.median(prompts[order[-third:]]),
+        )  # fmt: skip
 
 
 def _slices(view: View) -> tuple[FloatArray, FloatArray]:

@@ -35,8 +35,7 @@ def kv_bound(view: View) -> Iterator[SignalPart]:
     before, after = int(steps.preemptions[:half].sum()), int(steps.preemptions[half:].sum())
     if full >= KV_FULL_SHARE and before + after >= MIN_PREEMPTIONS and after > before / 3:
         per_s = (before + after) / view.span_s if view.span_s > 0.0 else float("nan")
-        kv_used = float(np.max(steps.kv_used))
-        yield finding(Signal.KV_BOUND, full_share=full, preemptions_per_s=per_s, kv_used=kv_used)
+        yield finding(Signal.KV_BOUND, full_share=full, preemptions_per_s=per_s, kv_used=np.max(steps.kv_used))
 
 
 def throughput_not_recovered(view: View) -> Iterator[SignalPart]:
@@ -52,12 +51,9 @@ def throughput_not_recovered(view: View) -> Iterator[SignalPart]:
     at_first, _, at_last = thirds(pace)
     if last_load <= LOAD_FELL_TO * max(first_load, middle_load) and at_last < PACE_FELL_TO * at_first:
         yield finding(
-            Signal.THROUGHPUT_NOT_RECOVERED,
-            load_before=max(first_load, middle_load),
-            load_after=last_load,
-            tokens_per_s_before=at_first,
-            tokens_per_s_after=at_last,
-        )
+            Signal.THROUGHPUT_NOT_RECOVERED, load_before=max(first_load, middle_load), load_after=last_load,
+            tokens_per_s_before=at_first, tokens_per_s_after=at_last,
+        )  # fmt: skip
 
 
 def stalled(view: View) -> Iterator[SignalPart]:
@@ -68,13 +64,8 @@ def stalled(view: View) -> Iterator[SignalPart]:
     ended = int(np.sum(view.requests.finish_s >= steps.start_s[0]))
     preempted = int(steps.preemptions.sum())
     if ended == 0 and preempted >= MIN_PREEMPTIONS and bool((steps.waiting > 0).all()):
-        yield finding(
-            Signal.STALLED,
-            waiting=float(steps.waiting[-1]),
-            preemptions=float(preempted),
-            steps=float(len(steps)),
-            span_s=view.span_s,
-        )
+        numbers = {"waiting": steps.waiting[-1], "preemptions": preempted, "steps": len(steps)}
+        yield finding(Signal.STALLED, **numbers, span_s=view.span_s)
 
 
 def hung(view: View) -> Iterator[SignalPart]:
@@ -86,17 +77,17 @@ def hung(view: View) -> Iterator[SignalPart]:
     left = int(steps.waiting[-1]) + max(int(steps.running[-1]) - ended, 0)
     silent_s = view.now_s - float(steps.end_s[-1])
     if left > 0 and silent_s > max(HUNG_S, HUNG_STEPS * float(np.max(steps.duration_s))):
-        yield finding(Signal.HUNG, silent_s=silent_s, requests=float(left))
+        yield finding(Signal.HUNG, silent_s=silent_s, requests=left)
 
 
 def step_model_drifted(view: View) -> Iterator[SignalPart]:
     if view.drift is not None:
-        windows, slower = float(view.drift.windows), float(view.drift.slower)
-        yield finding(Signal.STEP_MODEL_DRIFTED, ratio=view.drift.ratio, windows=windows, slower=slower)
+        drift = view.drift
+        yield finding(Signal.STEP_MODEL_DRIFTED, ratio=drift.ratio, windows=drift.windows, slower=drift.slower)
 
 
 def no_request_ended(view: View) -> Iterator[SignalPart]:
     """Steps run, and nothing came to an end: there is nothing to judge a setting by."""
     if len(view.requests) == 0 and view.enough_steps and view.span_s >= SILENT_S:
-        running = float(np.median(view.steps.running))
-        yield finding(Signal.NO_REQUEST_ENDED, steps=float(len(view.steps)), span_s=view.span_s, running=running)
+        running = np.median(view.steps.running)
+        yield finding(Signal.NO_REQUEST_ENDED, steps=len(view.steps), span_s=view.span_s, running=running)

@@ -44,13 +44,9 @@ def two_tpot_levels(view: View) -> Iterator[SignalPart]:
     lengths = float(np.median(before.prompt_tokens)), float(np.median(after.prompt_tokens))
     if _alike(rates, SAME_RATE_RATIO) and _alike(lengths, SAME_LENGTH_RATIO):
         yield finding(
-            Signal.TWO_TPOT_LEVELS,
-            tpot_before_s=low_s,
-            tpot_after_s=high_s,
-            rate_before_rps=rates[0],
-            rate_after_rps=rates[1],
-            requests_after=float(len(after)),
-        )
+            Signal.TWO_TPOT_LEVELS, tpot_before_s=low_s, tpot_after_s=high_s, rate_before_rps=rates[0],
+            rate_after_rps=rates[1], requests_after=len(after),
+        )  # fmt: skip
 
 
 def _best_cut(values: FloatArray) -> int:

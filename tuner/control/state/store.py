@@ -31,13 +31,7 @@ from rooftune.tuner.control.state.file import (
     transaction,
 )
 from rooftune.tuner.control.state.lock import FolderLock, holder
-from rooftune.tuner.control.state.rows import (
-    PUSH_COLUMNS,
-    PushRow,
-    insert_cycle,
-    push_row,
-    unpack,
-)
+from rooftune.tuner.control.state.rows import PUSH_COLUMNS, PushRow, insert_cycle, push_row, unpack
 
 __all__ = ["PushRow", "StateFile", "StoreError", "StoreFault", "holder"]
 

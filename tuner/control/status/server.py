@@ -171,20 +171,15 @@ class StatusServer:
         """Where the pages are; None without them."""
         return None if self._pages is None else self._pages.port
 
-    @property
-    def actor(self) -> str:
-        """The actor of every push."""
-        return self._about.actor
-
     def publish(self, record: CycleRecord) -> None:
         """Show a cycle that has ended; never raises."""
         self._view.publish(record)
         self._series.count(record)
         self._log.write(self._clock.wall_s(), level_of(record), outcome_fields(record, self._about.actor))
 
-    def log_event(self, event: str, text: str, level: Level = Level.INFO) -> None:
-        """One line that is not a cycle: a start, an end, a state file moved aside."""
-        self._log.write(self._clock.wall_s(), level, {"event": event, "detail": text})
+    def log_event(self, event: str, text: str) -> None:
+        """One line that is not a cycle: an end, a state file moved aside."""
+        self._log.write(self._clock.wall_s(), Level.INFO, {"event": event, "detail": text})
 
     def close(self) -> None:
         if self._pages is not None:
