@@ -75,7 +75,7 @@ NEXT: dict[Reason, str] = {
     Reason.GAIN_UNKNOWN: _WAITS,
     Reason.WITHIN_NOISE: "it leaves the setting alone and searches again when traffic shifts or the time comes",
     Reason.KNOB_ABSENT: "take the knob out of knobs in the configuration",
-    Reason.NEEDS_RESTART: "a person may start the engine with that value; the controller leaves it alone",
+    Reason.NEEDS_RESTART: "an operator may start the engine with that value; the controller leaves it alone",
     Reason.OUTSIDE_ENVELOPE: "it searches again inside the engine's bounds",
     Reason.MAINTENANCE_WINDOW: "it decides again once a window allows it",
     Reason.DWELL: "it decides again once the dwell time is over",
@@ -268,7 +268,7 @@ def points(value: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A time as people write it: 12 ms, 1.25 s, 5 min, 3.2 h, 12 d."""
+    """A time in the unit that reads best: 12 ms, 1.25 s, 5 min, 3.2 h, 12 d."""
     if value < 0.9995:
         return f"{value * 1e3:.3g} ms"
     for most_s, unit_s, unit in ((120.0, 1.0, "s"), (7200.0, 60.0, "min"), (172_800.0, 3600.0, "h")):

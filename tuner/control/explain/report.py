@@ -35,7 +35,7 @@ def report_of(records: list[CycleRecord], engine: str) -> str:
     """The page. records: oldest first."""
     lines = [f"# Live run on {engine}", ""]
     if not records:
-        return "\n".join([*lines, "No cycle was made.", ""])
+        return "\n".join([*lines, "No cycle ran.", ""])
     lines += [*_summary(records), "", "## Pushes", "", *_pushes(records), "", "## Outcomes", "", *_outcomes(records)]
     explained = [record for record in records if record.action is not Action.HOLD or _kept(record)]
     if explained:
@@ -92,7 +92,7 @@ def _pushes(records: list[CycleRecord]) -> list[str]:
 
 
 def _arrived(records: list[CycleRecord]) -> dict[int, Knobs]:
-    """What was pushed, by cycle; with those whose answer was lost, of which a later verdict says that they arrived."""
+    """What was pushed, by cycle. A push whose answer was lost counts when a later verdict shows that it arrived."""
     found = {record.number: record.pushed for record in records if record.pushed is not None}
     by_number = {record.number: record for record in records}
     for record in records:

@@ -1,4 +1,4 @@
-"""Signals: what is wrong with a running engine or worth knowing of it, each with its cause named. Pure.
+"""Signals: what is wrong with a running engine, or worth knowing about it, each with its cause. Pure.
 
 Each rule is a function of one ``View`` in a module beside this one, with its thresholds, the reasons for them, and the
 least data below which it says nothing: what is missing is not zero.

@@ -1,4 +1,4 @@
-"""The file of the state: its tables, how it is opened, what happens to a damaged one or one of another release."""
+"""The state file: its tables, how it is opened, and what happens to one that is damaged or of another release."""
 
 import json
 import secrets
@@ -23,7 +23,7 @@ class StoreFault(StrEnum):
 
 
 class StoreError(UnreachableError):
-    """The state file did not take part: what was to be written is not there, what was there before still is."""
+    """The state file failed: the new value was not written, the old one is still there."""
 
     def __init__(self, fault: StoreFault, message: str) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ _REMEDIES = {
 
 
 def fault_of(error: sqlite3.Error) -> StoreFault:
-    """The kind of a complaint; extended codes count as their primary ones. A short write is a full disk."""
+    """The kind of an sqlite error; extended codes count as their primary ones. A short write is a full disk."""
     code = getattr(error, "sqlite_errorcode", None)
     if code in (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC):
         return StoreFault.FULL

@@ -1,4 +1,4 @@
-"""One controller a state folder: a lock on a file beside the state, which the kernel drops when its holder dies."""
+"""One controller per state folder: a lock on a file beside the state, which the kernel drops when its holder dies."""
 
 import fcntl
 import os
@@ -8,7 +8,7 @@ from rooftune.policies.errors import InputError, RefusedError
 from rooftune.tuner.clock import Clock
 
 LOCK_FILE = "controller.lock"
-_TRIES, _PAUSE_S = 5, 0.1  # a command that looks who holds it has it for an instant
+_TRIES, _PAUSE_S = 5, 0.1  # a command that checks for a holder takes the lock for an instant
 
 
 class FolderLock:
@@ -36,7 +36,7 @@ class FolderLock:
             os.close(descriptor)
             raise RefusedError(
                 f"state folder {str(folder)!r} is held by a controller (pid {pid or 'unknown'}); "
-                "one controller a folder: end that one, or give this one another --state"
+                "one controller per folder: end that one, or give this one another --state"
             )
         try:
             os.ftruncate(descriptor, 0)

@@ -1,4 +1,4 @@
-"""Between records and rows: what of a cycle has columns of its own, and how a record is packed."""
+"""Records as rows: which values of a cycle have columns of their own, and how a record is packed."""
 
 import json
 import sqlite3
@@ -51,7 +51,7 @@ def unpack(number: int, blob: bytes) -> CycleRecord:
         return CycleRecord.model_validate_json(text)
     except (zlib.error, ValidationError) as error:
         why = " ".join(str(error).split())[:120]
-        message = f"cycle {number} cannot be read from the state file ({why}); pass it over with --last"
+        message = f"cycle {number} cannot be read from the state file ({why}); skip it with --last"
         raise StoreError(StoreFault.DAMAGED, message) from None
 
 

@@ -44,7 +44,7 @@ DAY_S = 86_400.0
 
 
 class StateFile:
-    """Implements ``Store`` of cycle/ports.py. Any thread may call it; every method may raise StoreError.
+    """Implements ``Store`` of control/ports.py. Any thread may call it; every method may raise StoreError.
 
     notes: what an operator should know about the opening (a damaged file moved aside), one line each.
     """
@@ -75,7 +75,7 @@ class StateFile:
 
         A damaged file's small values go over into the new one. When they cannot be read, whether it was paused is not
         known, so the new one begins paused. Raises RefusedError when another controller holds the folder, InputError
-        for a file of another release, StoreError when the disk does not take part.
+        for a file of another release, StoreError when the disk fails.
         """
         clock, limits = clock or SystemClock(), retention or RetentionSection()
         lock = FolderLock.take(folder, clock)
@@ -90,7 +90,7 @@ class StateFile:
 
     @classmethod
     def visit(cls, folder: Path, clock: Clock | None = None, *, create: bool = False) -> "StateFile":
-        """For commands beside a controller: reads, and writes small values. create: also where nothing is yet.
+        """For commands beside a controller: reads, and writes small values. create: make the file where there is none.
 
         Raises InputError when there is no state to visit, StoreError for a damaged file.
         """
@@ -261,5 +261,5 @@ def _set_aside_studies(path: Path, most_bytes: int) -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        return [f"studies file {str(path)!r} cannot be looked after: {error.strerror}; delete it by hand"]
+        return [f"studies file {str(path)!r} cannot be replaced: {error.strerror}; delete it by hand"]
     return [f"studies file {str(path)!r} was {size} bytes, more than {most_bytes}; started a new one"]

@@ -1,4 +1,4 @@
-"""One line an outcome, in logfmt or JSON; the level follows the kind. Every push names its actor and its reason."""
+"""One line per cycle, in logfmt or JSON; the level follows the reason. A push names its actor and its reason."""
 
 import json
 import threading
@@ -11,7 +11,7 @@ from rooftune.policies.guard import Action, Reason
 from rooftune.tuner.control.outcome import CycleRecord
 
 Value = str | int | float | bool | None
-LATEST_S = 9e10  # a wall clock that is off further names no date at all
+LATEST_S = 9e10  # in the year 4822; a wall clock that is off by more must still give a date
 
 
 class Level(IntEnum):
@@ -34,7 +34,7 @@ _WARNINGS: frozenset[Reason] = frozenset(
 
 
 def level_of(record: CycleRecord) -> Level:
-    """How loud an outcome is."""
+    """The level of a cycle's line."""
     if record.reason in _ERRORS:
         return Level.ERROR
     if record.action is Action.REVERT or record.reason in _WARNINGS:
@@ -43,7 +43,7 @@ def level_of(record: CycleRecord) -> Level:
 
 
 def outcome_fields(record: CycleRecord, actor: str) -> dict[str, Value]:
-    """What stands in the line of a cycle; what is not known is left out."""
+    """The fields of a cycle's line; a value that is not known is left out."""
     found: dict[str, Value] = {
         "event": "cycle", "cycle": record.number, "action": record.action.value, "reason": record.reason.value,
         "mode": record.mode, "engine": record.engine, "took_s": round(sum(record.took_s.values()), 4),
@@ -65,7 +65,7 @@ def outcome_fields(record: CycleRecord, actor: str) -> dict[str, Value]:
 
 
 def render(at_s: float, level: Level, fields: Mapping[str, Value], form: Literal["logfmt", "json"]) -> str:
-    """One line without its end. at_s: wall clock."""
+    """One line without its line break. at_s: wall clock, seconds since 1970."""
     at = datetime.fromtimestamp(min(max(at_s, 0.0), LATEST_S), UTC)
     stamp = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     whole: dict[str, Value] = {"at": stamp, "level": level.name.lower(), **fields}
@@ -84,7 +84,7 @@ def _logfmt(value: Value) -> str:
 
 
 class EventLog:
-    """Writes lines of at least ``level`` to a stream. A stream that fails loses the line, never the cycle."""
+    """Writes lines of at least ``level`` to a stream. A stream that fails loses the line; the cycle goes on."""
 
     def __init__(self, stream: TextIO, level: str = "info", form: Literal["logfmt", "json"] = "logfmt") -> None:
         self._stream, self._form = stream, form

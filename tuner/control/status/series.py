@@ -126,7 +126,7 @@ def _tables(record: CycleRecord, judged: CycleRecord | None) -> Iterator[Metric]
 
 
 def _attainments(record: CycleRecord, judged: CycleRecord | None) -> Values:
-    """What was predicted and proposed stands until the setting moves or the twin is held against another window."""
+    """What was predicted and proposed stands until the setting moves or the twin is compared with another window."""
     found: Values = {}
     if record.observed is not None and record.observed.attainment is not None:
         found["measured",] = record.observed.attainment

@@ -11,7 +11,7 @@ BLIND = frozenset(
         Reason.UNREACHABLE, Reason.UNAUTHORIZED, Reason.NO_PROTOCOL, Reason.GARBAGE,
         Reason.STORE_FAILED,
     }
-)  # outcomes in which the engine was not read, or nothing could be done about what was  # fmt: skip
+)  # the engine was not read, or nothing of it could be kept  # fmt: skip
 HEALTHY_CYCLES, HEALTHY_MORE_S = 4.0, 60.0
 
 
@@ -35,8 +35,8 @@ class About:
 class Glance:
     """One moment. since_s: seconds since the latest record was published, or since the start without one.
 
-    judged: the latest record in which the twin was held against this start of the engine; searches are rare, so most
-    cycles have none of their own.
+    judged: the latest record of this start of the engine in which the twin was compared with it; searches are rare, so
+    most cycles have no comparison of their own.
     """
 
     record: CycleRecord | None
