@@ -64,7 +64,7 @@ def test_names_are_loaded_and_an_unknown_name_lists_them() -> None:
         ({"errors": {"held_out_mape": 10**400}}, "held_out_mape"),
         ({"model": {**MODEL._asdict(), "floor_s": 10**400}}, "floor_s"),
         ({"source": {"a": 1}}, "source"),
-        ({"source": "x" * 2001}, "source is 2001 characters"),
+        ({"source": "x" * 2001}, "source: String should have at most 2000 characters"),
         ({"codes": 3}, "codes"),
     ],
 )

@@ -9,110 +9,115 @@ so that a typo or a file of a later version never half-loads.
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field, ValidationError, model_validator
 
 from rooftune.policies.errors import InputError, bad_value
-from rooftune.policies.step_time import NAMED_MODELS, NO_ATTENTION, AttentionTable, FloatArray, StepCost, StepModel
-from rooftune.tuner.files import write_whole
-
-MAX_STEP_S = 3600.0
-MAX_ENTRIES = 300_000
-_PRICES = ("sequence_s", "kv_decode_s", "kv_prefill_s", "attention_s")
-_AXES = ("prefill_tokens", "prior_tokens", "decodes", "decode_context")
-_KEYS = {"base_s", "sequences_s", "attention", *_PRICES}
-
-
-def tables_document(cost: StepCost) -> dict[str, object]:
-    """The tables of a StepCost as plain lists; its formula stands elsewhere in the file."""
-    document: dict[str, object] = {name: getattr(cost, name) for name in _PRICES}
-    document["base_s"] = cost.base_s.tolist()
-    document["sequences_s"] = cost.sequences_s.tolist()
-    if len(cost.attention.prefill_tokens):
-        document["attention"] = {name: getattr(cost.attention, name).tolist() for name in (*_AXES, "time_s")}
-    return document
-
-
-def parse_tables(raw: object, formula: StepModel, what: str) -> StepCost:
-    """Tables from plain lists. Raises InputError that names ``what``, the entry and the bound."""
-    if not isinstance(raw, dict) or not set(raw) <= _KEYS or not {"base_s", *_PRICES} <= set(raw):
-        raise InputError(f"{what}: tables must hold base_s and {', '.join(_PRICES)}, and only {sorted(_KEYS)}")
-    sequence_s, decode_s, prefill_s, work_s = (float(_numbers(raw[name], (), f"{what}: {name}")) for name in _PRICES)
-    base_s = _numbers(raw["base_s"], (None,), f"{what}: base_s")
-    if len(base_s) < 2 or not np.all(base_s[1:] > 0.0):
-        shown = base_s.tolist()[:4]
-        raise bad_value(f"{what}: base_s", shown, "at least 2 entries, from the second on above 0", "fit it again")
-    sequences_s = _numbers(raw.get("sequences_s", []), (None,), f"{what}: sequences_s")
-    attention = parse_attention(raw["attention"], what) if "attention" in raw else NO_ATTENTION
-    return StepCost(formula, base_s, sequences_s, sequence_s, decode_s, prefill_s, work_s, attention)
-
-
-def parse_attention(raw: object, what: str) -> AttentionTable:
-    """An attention table from plain lists; checked by ``check_attention``."""
-    if not isinstance(raw, dict) or set(raw) != {*_AXES, "time_s"}:
-        raise InputError(f"{what}: attention must hold exactly {', '.join(_AXES)} and time_s; fit the model again")
-    chunk, prior, decodes, context = (
-        _numbers(raw[name], (None,), f"{what}: attention.{name}", low=-1e9, high=1e9) for name in _AXES
-    )
-    shape = (len(chunk), len(prior), len(decodes), len(context))
-    # Below the shortest prefix seen the grid is continued by a line, which may cross 0; the price of a step may not.
-    times = _numbers(raw["time_s"], shape, f"{what}: attention.time_s", low=-MAX_STEP_S)
-    return check_attention(AttentionTable(chunk, prior, decodes, context, times.reshape(shape)), what)
-
-
-def check_attention(table: AttentionTable, what: str) -> AttentionTable:
-    """Return the table, or raise InputError for axes that do not ascend or have fewer than two points."""
-    for name in _AXES:
-        axis = getattr(table, name)
-        if len(axis) < 2 or not np.all(np.diff(axis) > 0.0):
-            raise bad_value(
-                f"{what}: attention.{name}", axis.tolist()[:4], "at least 2 ascending points", "fit it again"
-            )
-    return table
-
-
-def _numbers(
-    raw: object, shape: tuple[int | None, ...], what: str, *, low: float = 0.0, high: float = MAX_STEP_S
-) -> FloatArray:
-    """Finite numbers within low..high in an array of this shape (None: any length)."""
-    try:
-        array = np.array(raw, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise bad_value(what, _short(raw), "numbers in rows of equal length", "fit the model again") from error
-    fits = array.ndim == len(shape) and all(w is None or w == g for w, g in zip(shape, array.shape, strict=True))
-    if not fits or array.size > MAX_ENTRIES or _has_other_types(raw):
-        raise bad_value(what, _short(raw), f"numbers of shape {shape}, at most {MAX_ENTRIES}", "fit the model again")
-    good = np.isfinite(array) & (array >= low) & (array <= high)
-    if not good.all():
-        value = float(array[~good].flat[0])
-        raise bad_value(what, value, f"finite, within {low:g}..{high:g}", "check the unit (seconds)")
-    return array
-
-
-def _has_other_types(raw: object) -> bool:
-    """True for text or booleans, which numpy would turn into numbers."""
-    if isinstance(raw, list):
-        return any(_has_other_types(item) for item in raw)
-    return isinstance(raw, bool) or not isinstance(raw, (int, float))
-
-
-def _short(raw: object) -> str:
-    text = repr(raw)
-    return text if len(text) <= 60 else text[:57] + "..."
-
+from rooftune.policies.step_time import NAMED_MODELS, NO_ATTENTION, AttentionTable, StepCost, StepModel
+from rooftune.tuner.files import read_text, write_whole
+from rooftune.tuner.record import Part, Words
 
 SCHEMA = "rooftune.step-model"
 VERSION = 2
-READABLE = (1, 2)
 MAX_FILE_BYTES = 8_000_000
-MAX_SOURCE_CHARACTERS = 2000  # as in a report
 # A second per token, per sequence or per step is far beyond any engine; larger values are a wrong unit.
 MAX_COEFFICIENT_S = 1000.0
+_GIVE = "give a file written by `rooftune fit --out`"
+_PRICES = ("sequence_s", "kv_decode_s", "kv_prefill_s", "attention_s")
+_AXES = ("prefill_tokens", "prior_tokens", "decodes", "decode_context")
 
-_TOP_KEYS = {"schema", "version", "model", "source", "intervals", "codes", "errors", "tables"}
+_Time = Annotated[float, Field(ge=0.0, le=3600.0)]
+# Below the shortest prefix seen the grid is continued by a line, which may cross 0; the price of a step may not.
+_GridTime = Annotated[float, Field(ge=-3600.0, le=3600.0)]
+_Axis = Annotated[tuple[Annotated[float, Field(ge=-1e9, le=1e9)], ...], Field(min_length=2)]
+_Bound = float | None  # null: nothing bounds it, for JSON has no infinity
+
+
+class _Attention(Part):
+    """``AttentionTable`` as lists."""
+
+    prefill_tokens: _Axis
+    prior_tokens: _Axis
+    decodes: _Axis
+    decode_context: _Axis
+    time_s: tuple[tuple[tuple[tuple[_GridTime, ...], ...], ...], ...]
+
+    @model_validator(mode="after")
+    def _grid(self) -> "_Attention":
+        axes = {name: getattr(self, name) for name in _AXES}
+        for name, axis in axes.items():
+            if any(later <= earlier for earlier, later in pairwise(axis)):
+                raise ValueError(f"{name} must ascend")
+        if not _has_shape(self.time_s, shape := [len(axis) for axis in axes.values()]):
+            raise ValueError(f"time_s must be of shape {shape}")
+        return self
+
+    def table(self) -> AttentionTable:
+        return AttentionTable(*(np.array(getattr(self, name)) for name in (*_AXES, "time_s")))
+
+
+class _Tables(Part):
+    """``StepCost`` as lists, without its formula."""
+
+    base_s: Annotated[tuple[_Time, ...], Field(min_length=2)]
+    sequences_s: tuple[_Time, ...] = ()
+    sequence_s: _Time
+    kv_decode_s: _Time
+    kv_prefill_s: _Time
+    attention_s: _Time
+    attention: _Attention | None = None
+
+    @model_validator(mode="after")
+    def _every_step_takes_time(self) -> "_Tables":
+        if min(self.base_s[1:]) <= 0.0:
+            raise ValueError("base_s must be above 0 from its second entry on")
+        return self
+
+    def cost(self, formula: StepModel) -> StepCost:
+        attention = NO_ATTENTION if self.attention is None else self.attention.table()
+        prices = {name: getattr(self, name) for name in _PRICES}
+        return StepCost(formula, np.array(self.base_s), np.array(self.sequences_s), attention=attention, **prices)
+
+
+class _Document(Part):
+    """The file."""
+
+    schema_name: Literal["rooftune.step-model"] = Field(alias="schema")
+    version: Annotated[int, Field(ge=1, le=VERSION)]
+    model: dict[str, float]
+    source: Words = ""
+    intervals: dict[str, tuple[_Bound, _Bound]] = Field(default_factory=dict)
+    codes: tuple[str, ...] = ()
+    errors: dict[str, float] = Field(default_factory=dict)
+    tables: _Tables | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "_Document":
+        if set(self.model) != set(StepModel._fields):
+            raise ValueError(f"model must hold exactly {', '.join(StepModel._fields)}")
+        if self.version == 1 and self.tables is not None:
+            raise ValueError("version 1 has no tables")
+        for name, (low, high) in self.bounds().items():
+            if low > high:
+                raise ValueError(f"intervals.{name} is {[low, high]}, must be low <= high")
+        return self
+
+    def bounds(self) -> dict[str, tuple[float, float]]:
+        """The intervals with infinity where nothing bounds them."""
+        return {
+            name: (-math.inf if low is None else low, math.inf if high is None else high)
+            for name, (low, high) in self.intervals.items()
+        }
+
+
+def _has_shape(rows: Sequence[Any], shape: Sequence[int]) -> bool:
+    return len(rows) == shape[0] and (len(shape) == 1 or all(_has_shape(row, shape[1:]) for row in rows))
 
 
 @dataclass(frozen=True)
@@ -167,32 +172,25 @@ def load_step_model(name_or_path: str) -> StepModel | StepCost:
 def read_model_file(path: Path) -> ModelFile:
     """Read and check model.json. Raises InputError that names the file, the value and the bound."""
     what = f"step model {path}"
+    text = read_text(path, _GIVE.removeprefix("give "))
+    if len(text) > MAX_FILE_BYTES:
+        raise bad_value(f"{what}: bytes", len(text), f"at most {MAX_FILE_BYTES}", "give a model.json")
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise bad_value(f"{what}: bytes", path.stat().st_size, f"at most {MAX_FILE_BYTES}", "give a model.json")
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: no text, no JSON, a number without end
-        why = getattr(error, "strerror", None) or error
-        raise InputError(f"{what} cannot be read: {why}; give a file written by `rooftune fit --out`") from error
-    if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
-        raise InputError(f'{what} has no "schema": "{SCHEMA}"; give a file written by `rooftune fit --out`')
-    version = raw.get("version")
-    if isinstance(version, bool) or version not in READABLE:
-        raise bad_value(f"{what}: version", version, f"one of {READABLE}", "fit the model again with this release")
-    unknown = sorted(set(raw) - _TOP_KEYS)
-    if unknown:
-        raise bad_value(f"{what}: key", unknown[0], f"one of {sorted(_TOP_KEYS)}", "remove it")
-    if version == 1 and "tables" in raw:
-        raise bad_value(f"{what}: key", "tables", "absent in version 1", "fit the model again with this release")
-    model = check_step_model(_parse_model(raw.get("model"), what), what)
-    return ModelFile(
-        model=model,
-        source=_parse_source(raw.get("source", ""), what),
-        intervals=_parse_intervals(raw.get("intervals", {}), what),
-        codes=_parse_codes(raw.get("codes", []), what),
-        errors=_parse_errors(raw.get("errors", {}), what),
-        cost=parse_tables(raw["tables"], model, what) if "tables" in raw else None,
-    )
+        found = _Document.model_validate_json(text)
+    except ValidationError as error:
+        raise _problem(error, what) from None
+    model = check_step_model(StepModel(**found.model), what)
+    cost = None if found.tables is None else found.tables.cost(model)
+    return ModelFile(model, found.source, found.bounds(), found.codes, found.errors, cost)
+
+
+def _problem(error: ValidationError, what: str) -> InputError:
+    first = error.errors(include_url=False, include_context=False)[0]
+    place = ".".join([what + ":", *map(str, first["loc"])]).replace(":.", ": ")
+    value, problem = repr(first["input"]), first["msg"]
+    if problem.startswith("Input should be "):
+        return bad_value(place, value[:60], problem.removeprefix("Input should be "), _GIVE)
+    return InputError(f"{place}: {problem}; {_GIVE}")
 
 
 def write_model_file(path: Path, contents: ModelFile) -> None:
@@ -207,7 +205,7 @@ def write_model_file(path: Path, contents: ModelFile) -> None:
         "errors": dict(contents.errors),
     }
     if contents.cost is not None:
-        document["tables"] = tables_document(contents.cost)
+        document["tables"] = _tables(contents.cost)
     # Thousands of table entries, a line each, would be unreadable.
     indent = 2 if contents.cost is None else None
     write_whole(path, (json.dumps(document, indent=indent, allow_nan=False) + "\n").encode())
@@ -217,59 +215,9 @@ def _finite_or_null(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _number(value: object, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise bad_value(what, value, "a number", "fit the model again")
-    try:
-        return float(value)
-    except OverflowError:
-        raise bad_value(what, "above 1e308", "a number", "fit the model again") from None
-
-
-def _finite(value: object, what: str) -> float:
-    number = _number(value, what)
-    if not math.isfinite(number):
-        raise bad_value(what, number, "finite", "fit the model again")
-    return number
-
-
-def _parse_source(raw: object, what: str) -> str:
-    if not isinstance(raw, str) or len(raw) > MAX_SOURCE_CHARACTERS:
-        found = f"{len(raw)} characters" if isinstance(raw, str) else type(raw).__name__
-        raise InputError(f"{what}: source is {found}, must be text of at most {MAX_SOURCE_CHARACTERS}; shorten it")
-    return raw
-
-
-def _parse_model(raw: object, what: str) -> StepModel:
-    if not isinstance(raw, dict) or set(raw) != set(StepModel._fields):
-        raise InputError(f"{what}: model must hold exactly {', '.join(StepModel._fields)}; fit the model again")
-    return StepModel(**{name: _number(raw[name], f"{what}: {name}") for name in StepModel._fields})
-
-
-def _parse_codes(raw: object, what: str) -> tuple[str, ...]:
-    if not isinstance(raw, list) or not all(isinstance(code, str) for code in raw):
-        raise bad_value(f"{what}: codes", raw, "a list of words", "fit the model again")
-    return tuple(raw)
-
-
-def _parse_errors(raw: object, what: str) -> dict[str, float]:
-    if not isinstance(raw, dict):
-        raise bad_value(f"{what}: errors", raw, "an object of numbers", "fit the model again")
-    return {str(name): _finite(value, f"{what}: errors.{name}") for name, value in raw.items()}
-
-
-def _parse_intervals(raw: object, what: str) -> dict[str, tuple[float, float]]:
-    if not isinstance(raw, dict):
-        raise InputError(f"{what}: intervals must be an object; fit the model again")
-    result = {}
-    for name, pair in raw.items():
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise bad_value(f"{what}: intervals.{name}", pair, "a pair [low, high]", "fit the model again")
-        low, high = (
-            default if bound is None else _number(bound, f"{what}: intervals.{name}")
-            for bound, default in zip(pair, (-math.inf, math.inf), strict=True)
-        )
-        if not low <= high:
-            raise bad_value(f"{what}: intervals.{name}", pair, "low <= high", "fit the model again")
-        result[str(name)] = (low, high)
-    return result
+def _tables(cost: StepCost) -> dict[str, object]:
+    tables: dict[str, object] = {name: getattr(cost, name) for name in _PRICES}
+    tables |= {"base_s": cost.base_s.tolist(), "sequences_s": cost.sequences_s.tolist()}
+    if len(cost.attention.prefill_tokens):
+        tables["attention"] = {name: getattr(cost.attention, name).tolist() for name in (*_AXES, "time_s")}
+    return tables
