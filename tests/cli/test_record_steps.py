@@ -56,7 +56,7 @@ def test_steps_recorded_during_the_read_are_kept_and_overwritten_ones_counted() 
                 port.step()
 
     port.before = more
-    rows, lost, code = record_steps.record(ProtocolReader(port, clock), clock, 2.0)
+    rows, lost, code = record_steps.record(ProtocolReader(port), clock, 2.0)
     assert code == 0
     assert clock.now_s() == 2.0
     # Four looks with four new steps each, then one with twelve of which the ring holds eight.

@@ -235,7 +235,7 @@ def rig(
     controller = Controller(
         engine="test",
         port=port,
-        reader=ProtocolReader(port, hands),
+        reader=ProtocolReader(port),
         searcher=searcher,
         store=kept,
         clock=hands,

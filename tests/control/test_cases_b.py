@@ -61,7 +61,7 @@ def test_case_25_a_request_that_never_fits_is_a_stall_and_nothing_is_tuned() -> 
     """One waits, is admitted, is preempted, and again; preemptions climb and nothing ends."""
     port = FakePort()
     run = rig(proposes(step_tokens=512), options=options(live=False, search_requests=1))
-    run.controller._observer._reader = ProtocolReader(port, run.clock)
+    run.controller._observer._reader = ProtocolReader(port)
     for cycle in range(3):
         for _ in range(30):
             port.step(

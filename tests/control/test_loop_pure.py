@@ -299,7 +299,7 @@ def test_windows_match_only_for_the_same_traffic() -> None:
     def window(seed: int, documents: int, rate_rps: float, requests: int = 60) -> Traffic:
         source = LiveTraffic(rate_rps=rate_rps, documents=documents).requests(seed)
         rows = [next(source) for _ in range(requests)]
-        found = traffic_of(replace(RequestRows.none(), **columns(rows)), rows[-1][0])
+        found = traffic_of(replace(RequestRows.from_wire(), **columns(rows)), rows[-1][0])
         assert found is not None
         return found
 

@@ -63,7 +63,7 @@ def test_healthy_traffic_of_many_kinds_raises_none(seed: int, rate_rps: float, b
 
 
 def test_no_rows_raise_no_signal(healthy: Window) -> None:
-    empty = replace(healthy, steps=StepRows.none(), requests=RequestRows.none())
+    empty = replace(healthy, steps=StepRows.from_wire(), requests=RequestRows.from_wire())
     assert found(empty) == {} and found(empty, None) == {}
 
 

@@ -6,7 +6,6 @@ import random
 import pytest
 
 from rooftune.policies.errors import InputError
-from rooftune.tuner.clock import ManualClock
 from rooftune.tuner.observe.protocol import ProtocolReader, Reading
 from rooftune.tuner.observe.window import Window
 from rooftune.tuner.ports.base import PortError, PortFault
@@ -14,7 +13,7 @@ from tests.observe.fake_port import FakePort, broken
 
 
 def reader(port: FakePort, max_pages: int = 64) -> ProtocolReader:
-    return ProtocolReader(port, ManualClock(), max_pages)
+    return ProtocolReader(port, max_pages)
 
 
 def steps_of(reading: Reading) -> list[int]:
@@ -288,20 +287,6 @@ def test_a_request_without_an_end_instant_counts_as_ended() -> None:
     port.ended(ended="aborted", finish_s=None, ttft_s=None, longest_gap_s=None, scheduled_s=None)
     port.now_s += 60.0
     assert reader(port).read().metrics_age_s == 0.0
-
-
-def test_the_clock_comes_from_the_shortest_round_trip() -> None:
-    port, clock = FakePort(now_s=5000.0), ManualClock(now_s=100.0)
-    trips = iter([3.0, 0.5, 2.0])
-
-    def travel(name: str) -> None:
-        clock.sleep(next(trips))
-
-    port.before = travel
-    reading = ProtocolReader(port, clock).read()
-    assert reading.clock_trip_s == pytest.approx(0.5)
-    assert reading.clock_offset_s == pytest.approx(5000.0 - (103.0 + 103.5) / 2)
-    assert reading.read_at_s == pytest.approx(105.5) and reading.now_s == 5000.0
 
 
 def test_max_pages_below_one_is_refused() -> None:

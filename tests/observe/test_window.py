@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from rooftune.policies.errors import InputError
-from rooftune.tuner.clock import ManualClock
 from rooftune.tuner.control.searcher.window import window_part
 from rooftune.tuner.observe.protocol import ProtocolReader
-from rooftune.tuner.observe.window import Window, arrived_between, finished_between, settled
+from rooftune.tuner.observe.window import Window, arrived_between, settled
 from tests.observe.fake_port import FakePort
 
 
@@ -18,7 +17,7 @@ class Watched:
 
     def __init__(self, window: Window, **port: object) -> None:
         self.port = FakePort(**port)  # type: ignore[arg-type]  # fields of FakePort
-        self.reader = ProtocolReader(self.port, ManualClock())
+        self.reader = ProtocolReader(self.port)
         self.window = window
 
     def read(self) -> Window:
@@ -110,42 +109,32 @@ def reign_of_three() -> Watched:
     return watched
 
 
-def test_a_revision_starts_after_the_last_step_of_the_previous_one() -> None:
+def test_a_revision_is_in_force_from_the_last_step_of_the_one_before() -> None:
     window = reign_of_three().read()
-    assert window.reign(1) == (-math.inf, 115.0)
-    assert window.reign(2) == (110.0, 120.0)
-    assert window.reign(3) == (120.0, math.inf)
-    assert window.reign(2, 3) == (110.0, math.inf)
-    assert window.steps_under(2).step.tolist() == [10, 11, 12, 13, 14]
-    assert len(window.steps_under(1, 3)) == 15
+    assert [window.in_force_from(revision) for revision in (1, 2, 3)] == [-math.inf, 110.0, 120.0]
 
 
-def test_requests_under_a_revision_ran_entirely_under_it() -> None:
+def test_requests_since_an_instant_come_by_arrival() -> None:
     watched = reign_of_three()
     for arrival_s, finish_s in [(101.0, 109.0), (109.0, 116.0), (112.0, 118.0), (111.0, 119.0), (119.0, 121.0)]:
         watched.port.ended(arrival_s=arrival_s, finish_s=finish_s)
     watched.port.ended(arrival_s=121.0, finish_s=124.0, ended="aborted")
     window = watched.read()
-    assert window.requests_under(2).arrival_s.tolist() == [111.0, 112.0]
-    assert window.requests_under(3).arrival_s.tolist() == [121.0]
-    assert window.requests_under(2, 3).arrival_s.tolist() == [111.0, 112.0, 119.0, 121.0]
     assert window.requests_since(112.0).arrival_s.tolist() == [112.0, 119.0, 121.0]
 
 
-def test_a_revision_outside_the_window_has_no_requests() -> None:
-    """Its steps are gone, so only the instant from which steps are here tells whose the early requests were."""
+def test_a_revision_before_it_left_the_window_and_still_bounds_it() -> None:
+    """Its steps are gone, so only the instant from which steps are here tells when the next one came at the latest."""
     watched = Watched(Window(10.0))
     watched.port.step(duration_s=1.0, revision=1)
     for _ in range(12):
         watched.port.step(duration_s=1.0, revision=2)
-    watched.port.ended(arrival_s=100.5, finish_s=112.0)
-    watched.port.ended(arrival_s=104.0, finish_s=112.0)
     window = watched.read()
     assert not (window.steps.revision == 1).any()
-    assert window.requests_under(2).arrival_s.tolist() == [104.0]
+    assert window.in_force_from(2) == window.steps_from_s > 101.0
 
 
-def test_by_arrival_or_by_end_and_always_in_order_of_arrival() -> None:
+def test_requests_of_a_time_come_in_order_of_arrival() -> None:
     watched = Watched(Window(600.0))
     for arrival_s, finish_s, ended in [(5.0, 6.0, "finished"), (1.0, 7.0, "finished"), (3.0, 8.0, "failed")]:
         watched.port.ended(arrival_s=arrival_s, finish_s=finish_s, ended=ended)
@@ -154,8 +143,6 @@ def test_by_arrival_or_by_end_and_always_in_order_of_arrival() -> None:
     rows = watched.read().requests
     assert arrived_between(rows, 1.0, 5.0).sequence.tolist() == [1, 3]
     assert arrived_between(rows, 1.0, 5.1).arrival_s.tolist() == [1.0, 1.0, 5.0]
-    assert finished_between(rows, 6.0, 9.0).sequence.tolist() == [1, 0]
-    assert len(finished_between(rows, 6.1, 7.0)) == 0
 
 
 def test_settled_removes_the_longest_stay_while_requests_are_in_the_system() -> None:

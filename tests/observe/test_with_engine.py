@@ -13,7 +13,6 @@ from rooftune.engine.running import RunningEngine
 from rooftune.policies import wire
 from rooftune.policies.request import Setting
 from rooftune.policies.step_time import NAMED_MODELS
-from rooftune.tuner import clock
 from rooftune.tuner.observe.protocol import ProtocolReader
 from rooftune.tuner.observe.window import Window
 from rooftune.tuner.ports.base import PortError, PortFault
@@ -40,7 +39,7 @@ def complete(server: Live, prompt_tokens: int, tokens: int, times: int = 1) -> N
 def test_nothing_is_lost_while_traffic_runs(token: Path) -> None:
     with live(tuning_token=token) as server:
         port = HttpPort(server.public, token, PATIENT)
-        reader, window = ProtocolReader(port, clock.SystemClock()), Window(600.0)
+        reader, window = ProtocolReader(port), Window(600.0)
         threads = [threading.Thread(target=complete, args=(server, 40 + 9 * n, 60, 5)) for n in range(4)]
         for thread in threads:
             thread.start()
@@ -62,7 +61,7 @@ def test_nothing_is_lost_while_traffic_runs(token: Path) -> None:
 def test_a_push_is_accepted_refused_and_reverted(token: Path) -> None:
     with live(tuning_token=token, step_tokens=512) as server:
         port = HttpPort(server.public, token, PATIENT)
-        reader, window = ProtocolReader(port, clock.SystemClock()), Window(600.0)
+        reader, window = ProtocolReader(port), Window(600.0)
         complete(server, 100, 5)
 
         def push(tokens: int, revision: int, lease_s: float = 60.0) -> wire.PushAnswer | wire.Refusal:
@@ -82,8 +81,9 @@ def test_a_push_is_accepted_refused_and_reverted(token: Path) -> None:
         reading = reader.read()
         window = window.add(reading)
         assert reading.state.setting().step_tokens == 64 and reading.state.lease is not None
-        assert set(window.steps_under(reading.state.revision).budget_tokens) == {64}
-        assert len(window.requests_under(0)) == 1 and len(window.requests_under(reading.state.revision)) == 1
+        assert set(window.steps.budget_tokens[window.steps.revision == reading.state.revision]) == {64}
+        since_s = window.in_force_from(reading.state.revision)
+        assert (len(window.requests), len(window.requests_since(since_s))) == (2, 1)
         assert isinstance(port.revert(wire.RevertRequest(actor="test", reason="enough")), wire.PushAnswer)
         assert reader.read().state.blocked
         again = push(64, reader.read().state.revision)
@@ -114,7 +114,7 @@ def test_a_wrong_token_and_an_engine_without_one(token: Path, tmp_path: Path) ->
 def test_a_step_that_hangs_is_seen_as_stale_and_a_stopped_engine_as_unreachable(token: Path) -> None:
     runner = LetterRunner()
     with live(runner=runner, tuning_token=token) as server:
-        reader = ProtocolReader(HttpPort(server.public, token, PATIENT), clock.SystemClock())
+        reader = ProtocolReader(HttpPort(server.public, token, PATIENT))
         complete(server, 10, 3)
         assert soon(lambda: not reader.read().busy)
         runner.gate.clear()
@@ -186,7 +186,7 @@ def turn_until(engine: RunningEngine, hands: ManualClock, until_s: float, chance
 def test_the_default_cadence_loses_nothing_under_load() -> None:
     """Reads every 10 s of a busy engine with some 20 requests a second and rings of the default size."""
     engine, hands = engine_of(wire.MAX_ROWS)
-    reader, window, chance = ProtocolReader(EnginePort(engine), clock.ManualClock()), Window(600.0), random.Random(1)
+    reader, window, chance = ProtocolReader(EnginePort(engine)), Window(600.0), random.Random(1)
     for turn in range(1, 4):
         turn_until(engine, hands, 10.0 * turn, chance, 20.0)
         window = window.add(reader.read())
@@ -199,7 +199,7 @@ def test_the_default_cadence_loses_nothing_under_load() -> None:
 @pytest.mark.slow
 def test_an_overrun_ring_reports_how_much_is_lost() -> None:
     engine, hands = engine_of(60)
-    reader, window, chance = ProtocolReader(EnginePort(engine), clock.ManualClock()), Window(600.0), random.Random(1)
+    reader, window, chance = ProtocolReader(EnginePort(engine)), Window(600.0), random.Random(1)
     window = window.add(reader.read())
     for turn in range(1, 3):
         turn_until(engine, hands, 2.5 * turn, chance, 20.0)

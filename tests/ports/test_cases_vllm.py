@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pytest
 
 from rooftune.policies.errors import InputError
-from rooftune.tuner.clock import ManualClock
 from rooftune.tuner.control.signals.budget import observed_ceiling_tokens
 from rooftune.tuner.control.signals.find import Signal, find_signals
 from rooftune.tuner.observe.protocol import ProtocolReader
@@ -201,7 +200,7 @@ def test_case_12_step_records_show_the_ceiling_actually_in_force() -> None:
             budget_tokens=8192, prefill_tokens=2016, decode_tokens=32, sequences=34, prefills=2, running=34, waiting=5,
             partial_prefills=1, duration_s=0.1,
         )  # fmt: skip
-    reading = ProtocolReader(port, ManualClock()).read()
+    reading = ProtocolReader(port).read()
     set_to = {"name": "step_tokens", "mode": "live", "value": 8192, "boot": 8192, "min": 1, "max": 8192}
     envelope = reading.state.envelope.model_dump() | {"ceiling_tokens": 8192}
     now = state(knobs=(set_to,), envelope=envelope, now_s=reading.now_s)

@@ -10,7 +10,6 @@ import pytest
 from rooftune.policies import wire
 from rooftune.policies.commands import COMMAND_GROUP
 from rooftune.tuner.cli.main import main
-from rooftune.tuner.clock import SystemClock
 from rooftune.tuner.observe.protocol import ProtocolReader
 from rooftune.tuner.observe.window import Window
 from rooftune.tuner.ports.base import PortError, PortFault
@@ -62,7 +61,7 @@ def test_without_the_hook_vllm_is_only_observed(
 
 def test_reading_under_load_loses_nothing(hooked: Server, token: Path) -> None:
     port = HttpPort(hooked.url, token, PATIENT)
-    reader, window = ProtocolReader(port, SystemClock()), Window(3600.0)
+    reader, window = ProtocolReader(port), Window(3600.0)
     window = window.add(reader.read())
 
     def ask(seed: int) -> None:
@@ -92,7 +91,7 @@ def test_reading_under_load_loses_nothing(hooked: Server, token: Path) -> None:
 
 def test_a_push_through_the_port_is_in_force_for_the_next_prompt(hooked: Server, token: Path) -> None:
     port = HttpPort(hooked.url, token, PATIENT)
-    reader = ProtocolReader(port, SystemClock())
+    reader = ProtocolReader(port)
     revision = reader.read().state.revision
     knobs = wire.Knobs(step_tokens=256)
     wish = wire.PushRequest(
@@ -104,7 +103,7 @@ def test_a_push_through_the_port_is_in_force_for_the_next_prompt(hooked: Server,
     assert isinstance(again, wire.Refusal) and again.code == "conflict_revision"
     hooked.complete([7 + at % 400 for at in range(1500)], 2)
     window = Window(3600.0).add(reader.read())
-    assert window.steps_under(answer.revision).computed_tokens.max() == 256
+    assert window.steps.computed_tokens[window.steps.revision == answer.revision].max() == 256
     assert isinstance(port.revert(wire.RevertRequest(actor="test", reason="done", block=False)), wire.PushAnswer)
     assert port.state().setting().step_tokens == 2048
 

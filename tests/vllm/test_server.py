@@ -18,7 +18,6 @@ import httpx
 import pytest
 
 from rooftune.policies import wire
-from rooftune.tuner.clock import SystemClock
 from rooftune.tuner.observe.protocol import ProtocolReader
 from tests.contracts.tuning_protocol import in_force, push, taken
 from tests.vllm.server import AUTH, Server, make_model, serving
@@ -318,7 +317,7 @@ class Read:
 
 
 def test_reading_at_the_usual_pace_loses_nothing(server: Server) -> None:
-    reader = ProtocolReader(Read(server), SystemClock())
+    reader = ProtocolReader(Read(server))
     while (before := reader.read()).behind:
         pass
     readings = []

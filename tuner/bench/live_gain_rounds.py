@@ -171,7 +171,7 @@ class Bed:
         return round_of(rows, requests)
 
     def _new_rows(self) -> RequestRows:
-        pages = [RequestRows.none()]
+        pages = [RequestRows.from_wire()]
         while True:
             page = self.port.requests_after(self.after)
             if not page.sequence:

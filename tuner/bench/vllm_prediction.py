@@ -32,7 +32,6 @@ from rooftune.tuner.bench.vllm_prediction_twin import (
     step_mape,
     traffic_of,
 )
-from rooftune.tuner.clock import SystemClock
 from rooftune.tuner.model.samples import join
 from rooftune.tuner.observe.protocol import ProtocolReader
 from rooftune.tuner.observe.rows import RequestRows, StepRows
@@ -104,7 +103,7 @@ class Watched:
 
     def __init__(self, bed: Bed) -> None:
         self.bed = bed
-        self._reader = ProtocolReader(bed.port, SystemClock())
+        self._reader = ProtocolReader(bed.port)
 
     def round(self, client: Talker, requests: Listed) -> Rows:
         """The list once. Raises UnreachableError when the engine's rings lost a row of it."""
@@ -115,7 +114,7 @@ class Watched:
         return replace(self._rows(), others_cpus=taken)
 
     def _rows(self) -> Rows:
-        steps, requests = [StepRows.none()], [RequestRows.none()]
+        steps, requests = [StepRows.from_wire()], [RequestRows.from_wire()]
         while True:
             reading = self._reader.read()
             if not reading.first and (reading.lost_steps or reading.lost_requests or reading.restarted):

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         read_token(token_file)
     port = HttpPort(args.engine, token_file)
     try:
-        rows, lost, code = record(ProtocolReader(port, SystemClock()), SystemClock(), getattr(args, "for"))
+        rows, lost, code = record(ProtocolReader(port), SystemClock(), getattr(args, "for"))
     finally:
         port.close()
     samples = rows.samples() if len(rows) else None

@@ -174,7 +174,7 @@ def run_controller(
         controller = Controller(
             engine=engine.shown_name,
             port=port,
-            reader=ProtocolReader(port, hands),
+            reader=ProtocolReader(port),
             searcher=found,
             store=store,
             clock=hands,

@@ -3,21 +3,18 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from rooftune.policies import wire
 from rooftune.policies.errors import bad_value
-from rooftune.tuner.clock import Clock
 from rooftune.tuner.observe.rows import FloatArray, RequestRows, StepRows
 
 MAX_PAGES = 64  # of each kind in one read
 _STARTS = 3  # starts of the engine that one read tries to follow
 
 C = TypeVar("C", wire.StepColumns, wire.RequestColumns)
-T = TypeVar("T", wire.State, wire.StepColumns, wire.RequestColumns)
 
 
 class Source(Protocol):
@@ -40,8 +37,7 @@ class Reading:
     than one read fetches; read again. in_system: requests running and waiting, of those that the newest step knew and
     at least 1 while a step is in flight. busy: in_system is above 0.
     metrics_age_s: for how long the engine has had something to do without a step coming to its end: 0 when it has
-    nothing to do, NaN when that cannot be told. read_at_s: on the controller's clock. clock_offset_s: the engine's
-    clock minus the controller's, known within half of clock_trip_s.
+    nothing to do, NaN when that cannot be told.
     """
 
     state: wire.State
@@ -55,9 +51,6 @@ class Reading:
     in_system: int
     busy: bool
     metrics_age_s: float
-    read_at_s: float
-    clock_offset_s: float
-    clock_trip_s: float
 
     @property
     def boot_id(self) -> str:
@@ -67,10 +60,6 @@ class Reading:
     def now_s(self) -> float:
         """When the state was true; rows may be newer."""
         return self.state.now_s
-
-
-def _nothing() -> FloatArray:
-    return np.zeros(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +77,7 @@ class _Place:
     in_system: int = 0
     since_s: float = -math.inf
     end_s: float = math.nan
-    finishes_s: FloatArray = field(default_factory=_nothing)
+    finishes_s: FloatArray = field(default_factory=lambda: np.zeros(0))
     seen_s: float = math.nan
     flight: int = -1
     flight_s: float = math.nan
@@ -134,22 +123,8 @@ class _Place:
         return 0.0
 
 
-class _Trips:
-    """Times every request of a read: the shortest trip says most about the other clock."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.trip_s = math.inf
-        self.offset_s = math.nan
-
-    def ask(self, call: Callable[[], T]) -> T:
-        asked_s = self._clock.now_s()
-        answer = call()
-        answered_s = self._clock.now_s()
-        if answered_s - asked_s < self.trip_s:
-            self.trip_s = answered_s - asked_s
-            self.offset_s = answer.now_s - (asked_s + answered_s) / 2
-        return answer
+class _Restarted(Exception):
+    """The engine restarted while it was read."""
 
 
 class ProtocolReader:
@@ -159,10 +134,10 @@ class ProtocolReader:
     and of requests, in one read.
     """
 
-    def __init__(self, source: Source, clock: Clock, max_pages: int = MAX_PAGES) -> None:
+    def __init__(self, source: Source, max_pages: int = MAX_PAGES) -> None:
         if max_pages < 1:
             raise bad_value("max_pages", max_pages, "at least 1", "read a page or more")
-        self._source, self._clock, self._max_pages = source, clock, max_pages
+        self._source, self._max_pages = source, max_pages
         self._place: _Place | None = None
 
     def read(self) -> Reading:
@@ -171,76 +146,58 @@ class ProtocolReader:
         An engine that keeps restarting while it is read gives a reading without rows.
         """
         for _ in range(_STARTS):
-            trips = _Trips(self._clock)
-            state = trips.ask(self._source.state)
+            state = self._source.state()
             before = self._place
             place = before if before is not None and before.boot_id == state.boot_id else _Place(state.boot_id)
-            steps = self._pages(trips, self._source.steps_after, place.steps, state, _all_steps)
-            requests = self._pages(trips, self._source.requests_after, place.requests, state, _all_requests)
-            if not (steps.restarted or requests.restarted):
-                return self._reading(trips, state, place, steps, requests)
-        nothing = _Pages[wire.StepColumns]([]), _Pages[wire.RequestColumns]([])
-        return self._reading(trips, state, _Place(state.boot_id), *nothing)
+            try:
+                steps = self._pages(self._source.steps_after, place.steps, state, _all_steps)
+                requests = self._pages(self._source.requests_after, place.requests, state, _all_requests)
+            except _Restarted:
+                continue
+            return self._reading(state, place, steps, requests)
+        return self._reading(state, _Place(state.boot_id), ([], False), ([], False))
 
     def _reading(
         self,
-        trips: _Trips,
         state: wire.State,
         place: _Place,
-        steps: "_Pages[wire.StepColumns]",
-        requests: "_Pages[wire.RequestColumns]",
+        steps: tuple[list[wire.StepColumns], bool],
+        requests: tuple[list[wire.RequestColumns], bool],
     ) -> Reading:
-        step_rows = StepRows.join([StepRows.from_wire(page) for page in steps.pages] or [StepRows.none()])
-        request_rows = RequestRows.join(
-            [RequestRows.from_wire(page) for page in requests.pages] or [RequestRows.none()]
-        )
+        """steps, requests: pages, and whether there may be more."""
+        (step_pages, more_steps), (request_pages, more_requests) = steps, requests
+        step_rows, request_rows = StepRows.from_wire(*step_pages), RequestRows.from_wire(*request_pages)
         before, place = self._place, place.later(step_rows, request_rows, state.step, state.now_s)
         self._place = place
         return Reading(
             state=state,
             steps=step_rows,
             requests=request_rows,
-            lost_steps=sum(page.lost for page in steps.pages),
-            lost_requests=sum(page.lost for page in requests.pages),
+            lost_steps=sum(page.lost for page in step_pages),
+            lost_requests=sum(page.lost for page in request_pages),
             first=before is None,
             restarted=before is not None and before.boot_id != state.boot_id,
-            behind=steps.behind or requests.behind,
+            behind=more_steps or more_requests,
             in_system=max(place.left, int(place.busy)),
             busy=place.busy,
             metrics_age_s=place.age_s,
-            read_at_s=self._clock.now_s(),
-            clock_offset_s=trips.offset_s,
-            clock_trip_s=trips.trip_s,
         )
 
     def _pages(
-        self,
-        trips: _Trips,
-        ask: Callable[[int], C],
-        after: int,
-        state: wire.State,
-        enough: Callable[[C, wire.State], bool],
-    ) -> "_Pages[C]":
-        """Pages until one is empty, holds all that had happened when the state was read, or is the last allowed."""
+        self, ask: Callable[[int], C], after: int, state: wire.State, enough: Callable[[C, wire.State], bool]
+    ) -> tuple[list[C], bool]:
+        """Pages until one is empty, holds all that had happened when the state was read, or is the last allowed; and
+        whether there may be more. Raises _Restarted."""
         pages: list[C] = []
         while len(pages) < self._max_pages:
-            page = trips.ask(partial(ask, after))
+            page = ask(after)
             if page.boot_id != state.boot_id:
-                return _Pages(pages, restarted=True)
+                raise _Restarted
             pages.append(page)
             if page.next == after or enough(page, state):
-                return _Pages(pages)
+                return pages, False
             after = page.next
-        return _Pages(pages, behind=True)
-
-
-@dataclass(frozen=True)
-class _Pages(Generic[C]):
-    """restarted: the engine restarted meanwhile. behind: there may be more."""
-
-    pages: list[C]
-    restarted: bool = False
-    behind: bool = False
+        return pages, True
 
 
 def _all_steps(page: wire.StepColumns, state: wire.State) -> bool:

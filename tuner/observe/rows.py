@@ -66,13 +66,9 @@ class StepRows(Rows, wire.Step[IntArray, FloatArray, FloatArray]):
         return self.prefill_tokens + self.decode_tokens
 
     @classmethod
-    def from_wire(cls, page: wire.StepColumns) -> "StepRows":
-        """The rows of one answer."""
-        return cls(**_arrays(wire.Step, page))
-
-    @classmethod
-    def none(cls) -> "StepRows":
-        return cls(**_arrays(wire.Step))
+    def from_wire(cls, *pages: wire.StepColumns) -> "StepRows":
+        """The rows of some answers in their order."""
+        return cls(**_arrays(wire.Step, pages))
 
     def samples(self) -> StepSamples:
         """For the fit: the steps that computed something and took time."""
@@ -94,15 +90,12 @@ class RequestRows(Rows, wire.Request[IntArray, FloatArray, FloatArray, IntArray]
         return len(self.sequence)
 
     @classmethod
-    def from_wire(cls, page: wire.RequestColumns) -> "RequestRows":
-        """The rows of one answer."""
-        over = np.array(page.gap_over, dtype=np.int64).reshape(len(page.gap_bounds_s), len(page.ended)).T
-        return cls(**_arrays(wire.Request, page), gap_over=over, gap_bounds_s=page.gap_bounds_s)
-
-    @classmethod
-    def none(cls, gap_bounds_s: Sequence[float] = ()) -> "RequestRows":
-        over = np.zeros((0, len(gap_bounds_s)), dtype=np.int64)
-        return cls(**_arrays(wire.Request), gap_over=over, gap_bounds_s=tuple(gap_bounds_s))
+    def from_wire(cls, *pages: wire.RequestColumns) -> "RequestRows":
+        """The rows of some answers of one engine in their order."""
+        bounds_s = pages[0].gap_bounds_s if pages else ()
+        over = [np.array(page.gap_over, dtype=np.int64).reshape(len(bounds_s), len(page.ended)).T for page in pages]
+        gap_over = np.concatenate(over) if over else np.zeros((0, 0), dtype=np.int64)
+        return cls(**_arrays(wire.Request, pages), gap_over=gap_over, gap_bounds_s=bounds_s)
 
     def outcomes(self) -> Outcomes:
         """For targets: finished and failed requests in the order given (leave aborted ones out with ``select``).
@@ -128,14 +121,15 @@ class RequestRows(Rows, wire.Request[IntArray, FloatArray, FloatArray, IntArray]
         )
 
 
-def _arrays(record: type[Any], page: wire.Columns | None = None) -> dict[str, npt.NDArray[Any]]:
-    """Columns of a record by name; without a page they have no rows."""
-    return {one.name: _array(getattr(page, one.name, ()), one.type) for one in fields(record)}
+def _arrays(record: type[Any], pages: Sequence[wire.Columns]) -> dict[str, npt.NDArray[Any]]:
+    """The columns of a record by name."""
+    return {
+        one.name: _array([value for page in pages for value in getattr(page, one.name)], one.type)
+        for one in fields(record)
+    }
 
 
-def _array(values: Sequence[Any], kind: Any) -> npt.NDArray[Any]:
+def _array(values: list[Any], kind: Any) -> npt.NDArray[Any]:
     if kind is wire.End:
-        return np.array([_ENDS[word] for word in values], dtype=np.int64)
-    if kind is wire.Whole:
-        return np.array(values, dtype=np.int64)
-    return np.array(values, dtype=np.float64)  # None becomes NaN
+        values = [_ENDS[word] for word in values]
+    return np.array(values, dtype=np.int64 if kind in (wire.Whole, wire.End) else np.float64)  # None becomes NaN

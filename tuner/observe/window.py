@@ -32,8 +32,8 @@ class Window:
     most_requests: int = MOST_REQUESTS
     boot_id: str | None = None
     now_s: float = math.nan
-    steps: StepRows = field(default_factory=StepRows.none)
-    requests: RequestRows = field(default_factory=RequestRows.none)
+    steps: StepRows = field(default_factory=StepRows.from_wire)
+    requests: RequestRows = field(default_factory=RequestRows.from_wire)
     complete_from_s: float = -math.inf
     steps_from_s: float = -math.inf
     lost_steps: int = 0
@@ -84,31 +84,13 @@ class Window:
         """An empty window of the same size."""
         return Window(self.span_s, self.most_steps, self.most_requests)
 
-    def reign(self, *revisions: int) -> tuple[float, float]:
-        """When these revisions (following each other) were in force: from the end of the last step under an earlier
-        one (``steps_from_s`` when there is none here) to the start of the first under a later one (+inf: none).
+    def in_force_from(self, revision: int) -> float:
+        """When this revision came into force: the end of the last step under an earlier one, ``steps_from_s`` when
+        there is none here.
 
-        While the engine is idle no step tells when a revision came, so a reign begins a little early rather than late.
+        While the engine is idle no step tells when it came, so this is a little early rather than late.
         """
-        first, last = min(revisions), max(revisions)
-        before, later = self.steps.revision < first, self.steps.revision > last
-        start_s = float(self.steps.end_s[before].max(initial=self.steps_from_s))
-        return start_s, float(self.steps.start_s[later].min(initial=math.inf))
-
-    def steps_under(self, *revisions: int) -> StepRows:
-        """The steps that ran under one of these revisions."""
-        return self.steps.select(np.isin(self.steps.revision, revisions))
-
-    def requests_under(self, *revisions: int) -> RequestRows:
-        """Requests, however they ended, that arrived and ended in the reign of these revisions, by arrival.
-
-        Of a reign that is over the longest requests are missing, for they ended under the next one; of one that goes
-        on they are missing as long as they run: compare up to ``settled``.
-        """
-        start_s, end_s = self.reign(*revisions)
-        start_s = max(start_s, self.complete_from_s)
-        arrived = (self.requests.arrival_s >= start_s) & (self.requests.arrival_s < end_s)
-        return _by_arrival(self.requests, arrived & ~(self.requests.finish_s > end_s))
+        return float(self.steps.end_s[self.steps.revision < revision].max(initial=self.steps_from_s))
 
     def requests_since(self, start_s: float) -> RequestRows:
         """Requests, however they ended, that arrived at start_s or later, by arrival."""
@@ -138,12 +120,6 @@ def _by_arrival(rows: RequestRows, kept: BoolArray) -> RequestRows:
 def arrived_between(rows: RequestRows, start_s: float, end_s: float) -> RequestRows:
     """Finished requests that arrived within start_s <= arrival < end_s, by arrival (ties: by their end)."""
     within = (rows.arrival_s >= start_s) & (rows.arrival_s < end_s)
-    return _by_arrival(rows, within & (rows.ended == FINISHED))
-
-
-def finished_between(rows: RequestRows, start_s: float, end_s: float) -> RequestRows:
-    """Finished requests that ended within start_s <= finish < end_s, by arrival (ties: by their end)."""
-    within = (rows.finish_s >= start_s) & (rows.finish_s < end_s)
     return _by_arrival(rows, within & (rows.ended == FINISHED))
 
 

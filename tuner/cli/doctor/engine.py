@@ -164,7 +164,7 @@ def _knobs(state: wire.State) -> Iterator[Finding]:
 
 
 def _rows(port: HttpPort, asked: Asked, clock: Clock) -> Iterator[Finding]:
-    reader = ProtocolReader(port, clock)
+    reader = ProtocolReader(port)
     first = reader.read()
     clock.sleep(BETWEEN_S)
     second = reader.read()

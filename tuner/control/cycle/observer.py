@@ -180,7 +180,7 @@ class Observer:
         if before is None and standing.holder is Holder.OURS and moved is not None and moved.boot_id == state.boot_id:
             return moved.at_s
         # Revision 0 is the start of the engine: nothing was ever pushed.
-        return self._window.reign(state.revision)[0] if state.revision > 0 else -math.inf
+        return self._window.in_force_from(state.revision) if state.revision > 0 else -math.inf
 
     def _left(self, before: wire.State, state: wire.State, standing: Standing) -> bool:
         """Whether another setting may have been in force between two readings that show the same one: a push of ours
