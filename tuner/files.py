@@ -2,8 +2,11 @@
 
 import errno
 import fcntl
+import gzip
+import io
 import os
 import secrets
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -82,24 +85,16 @@ def locked(folder: Path, *, wait: bool) -> Iterator[None]:
 MAX_FILE_BYTES = 512 * 1024 * 1024
 
 
-def read_text(path: str | Path, wanted: str = "a CSV or JSONL file with at least one request") -> str:
+def read_text(
+    path: str | Path, wanted: str = "a CSV or JSONL file with at least one request", *, unpack: bool = False
+) -> str:
     """The whole of a UTF-8 text file (a leading byte order mark is dropped). wanted: what to give instead of another.
 
-    Raises InputError when the path cannot be read, is larger than MAX_FILE_BYTES, is empty, or is not text.
+    unpack: a gzip file is unpacked first. Raises InputError when the path cannot be read, is larger than
+    MAX_FILE_BYTES, is empty, cut off, or not text.
     """
     where = shown_path(path)
-    try:
-        with open(path, "rb") as stream:
-            data = stream.read(MAX_FILE_BYTES + 1)
-    except IsADirectoryError:
-        raise InputError(f"{where} is a folder; name a file in it") from None
-    except FileNotFoundError:
-        raise InputError(f"{where} does not exist; check the path") from None
-    except OSError as error:
-        reason = error.strerror or error
-        raise InputError(f"cannot read {where}: {reason}; check the path and its permissions") from None
-    except ValueError:  # a NUL inside the path
-        raise InputError(f"{where} is not a valid path; check it") from None
+    data = _read_bytes(path, unpack)
     if len(data) > MAX_FILE_BYTES:
         raise InputError(f"{where} is larger than {MAX_FILE_BYTES} bytes; cut a window out of it")
     try:
@@ -111,6 +106,27 @@ def read_text(path: str | Path, wanted: str = "a CSV or JSONL file with at least
     if not text.strip():
         raise InputError(f"{where} is empty; give {wanted}")
     return text
+
+
+def _read_bytes(path: str | Path, unpack: bool) -> bytes:
+    where = shown_path(path)
+    try:
+        with open(path, "rb") as stream:
+            data = stream.read(MAX_FILE_BYTES + 1)  # once: it may be a pipe
+        if unpack and data.startswith(b"\x1f\x8b"):
+            data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(MAX_FILE_BYTES + 1)
+    except (EOFError, zlib.error) as error:
+        raise InputError(f"cannot unpack {where}: {error}; the file may be cut off") from None
+    except IsADirectoryError:
+        raise InputError(f"{where} is a folder; name a file in it") from None
+    except FileNotFoundError:
+        raise InputError(f"{where} does not exist; check the path") from None
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(f"cannot read {where}: {reason}; check the path and its permissions") from None
+    except ValueError:  # a NUL inside the path
+        raise InputError(f"{where} is not a valid path; check it") from None
+    return data
 
 
 def write_text(path: str | Path, text: str) -> None:

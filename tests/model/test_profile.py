@@ -87,7 +87,7 @@ Change = Callable[[str], str]
 @pytest.mark.parametrize(
     ("name", "change", "named"),
     [
-        ("dense.csv", lambda text: "", "column"),
+        ("dense.csv", lambda text: "", "empty"),
         ("dense.csv", lambda text: "layer,tokens,time_us\n", "no rows"),
         ("dense.csv", lambda text: text.replace("qkv_proj,", "moe,"), "moe"),
         ("dense.csv", lambda text: text + "qkv_proj,4,1.0\n", "once"),

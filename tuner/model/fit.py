@@ -201,14 +201,8 @@ def _pattern(residual: FloatArray, spread: float, samples: StepSamples) -> tuple
     return max(1.0, ratio), math.sqrt(max(sum(squares) - sum(expected), 0.0) / len(squares))
 
 
-# First steps count as dearer from this share on, when the difference is beyond so many of its standard errors.
-DEARER = 0.05
-
-
-STANDARD_ERRORS = 3.0
-
-
-LEAST = 20
+# First steps count as dearer from this share on, when the difference is beyond these standard errors of it.
+DEARER, STANDARD_ERRORS, LEAST = 0.05, 3.0, 20
 
 
 def seen_before(samples: StepSamples) -> npt.NDArray[np.bool_]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from rooftune.policies.step_time import StepModel
 from rooftune.tuner.model.roofline import FitCode, Interval
 from rooftune.tuner.model.samples import FloatArray
-from rooftune.tuner.model.solver import Columns, Problem, Solution, column_of, covariance, solve
+from rooftune.tuner.model.solver import NAMES, Columns, Problem, Solution, column_of, covariance, solve
 
 CHI2_95 = 3.84
 # Nominal 95 %, with a little more for what the linearisation leaves out.
@@ -257,7 +257,6 @@ def unknowns(evidence: Evidence, knee: Interval, intervals: Mapping[str, Interva
 
 DRAWS = 4
 _Z95 = 1.96
-_DRAWN = ("overhead_s", "sequence_s", "floor_s", "kv_s_per_token", "slope_s_per_token", "attention_s")
 
 
 def model_draws(
@@ -270,7 +269,7 @@ def model_draws(
     """
     known = {
         name: intervals[name]
-        for name in _DRAWN
+        for name in NAMES
         if name in intervals and all(map(math.isfinite, intervals[name])) and intervals[name][1] > intervals[name][0]
     }
     if not known:

@@ -59,50 +59,17 @@ class StepPrior:
         return named.get(name, self.other_sd)
 
 
-def card(name: str) -> Card:
-    """A card of the table. Raises InputError that lists the names."""
-    if name not in CARDS:
-        raise InputError(f"card {name!r} is not in the table; give one of {', '.join(sorted(CARDS))}")
-    return CARDS[name]
-
-
 def roofline_prior(
-    parameters: float,
-    weight_bytes: float,
-    bandwidth_bytes_per_s: float,
-    flops: float,
-    *,
-    kv_bytes_per_token: float = 0.0,
-    active_parameters: float | None = None,
-    overhead_s: float = 0.0015,
+    parameters: float, weight_bytes: float, bandwidth_bytes_per_s: float, flops: float, overhead_s: float = 0.0015
 ) -> StepModel:
-    """Floor, slope and KV price of a model from its size; cards in parallel add their rates before the call.
+    """Floor and slope of a model from its size; cards in parallel add their rates before the call.
 
-    parameters: weights read in a step; weight_bytes: bytes of one weight; active_parameters: those that one token
-    uses (mixture of experts), default all; kv_bytes_per_token: KV entries of all layers for one token.
-    Raises InputError when a value is not finite and above 0.
+    parameters: weights read in a step; weight_bytes: bytes of one weight. Raises InputError for no or endless ones.
     """
-    active = parameters if active_parameters is None else active_parameters
-    for what, value in (
-        ("parameters", parameters),
-        ("weight_bytes", weight_bytes),
-        ("bandwidth_bytes_per_s", bandwidth_bytes_per_s),
-        ("flops", flops),
-        ("active_parameters", active),
-    ):
-        if not (math.isfinite(value) and value > 0.0):
-            raise bad_value(what, value, "above 0 and finite", "give the model's and the card's figures")
-    if not (math.isfinite(kv_bytes_per_token) and kv_bytes_per_token >= 0.0):
-        raise bad_value("kv_bytes_per_token", kv_bytes_per_token, "at least 0 and finite", "correct it")
-    return StepModel(
-        overhead_s=overhead_s,
-        sequence_s=0.0,
-        floor_s=parameters * weight_bytes / bandwidth_bytes_per_s,
-        kv_s_per_token=kv_bytes_per_token / bandwidth_bytes_per_s,
-        slope_s_per_token=2.0 * active / flops,
-        attention_s=0.0,
-        sharpness=0.0,
-    )
+    if not (math.isfinite(parameters) and parameters > 0.0):
+        raise bad_value("parameters", parameters, "above 0 and finite", "give the model's figure")
+    floor_s = parameters * weight_bytes / bandwidth_bytes_per_s
+    return StepModel(overhead_s, 0.0, floor_s, 0.0, 2.0 * parameters / flops, 0.0, 0.0)
 
 
 def card_prior(card_name: str, parameters: float, precision: str, cards: int = 1) -> StepPrior:
@@ -111,7 +78,9 @@ def card_prior(card_name: str, parameters: float, precision: str, cards: int = 1
         raise bad_value("precision", precision, "one of " + ", ".join(PRECISION_BYTES), "correct it")
     if not 1 <= cards <= 1024:
         raise bad_value("cards", cards, "within 1..1024", "correct it")
-    one = card(card_name)
+    if card_name not in CARDS:
+        raise InputError(f"card {card_name!r} is not in the table; give one of {', '.join(sorted(CARDS))}")
+    one = CARDS[card_name]
     flops = one.flops_8bit if precision in ("fp8", "int8") else one.flops_16bit
     return StepPrior(
         roofline_prior(parameters, PRECISION_BYTES[precision], cards * one.bandwidth_bytes_per_s, cards * flops)

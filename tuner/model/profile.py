@@ -9,8 +9,10 @@ the formula beside the tables (for the knee and for budget policies).
 import csv
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,11 +25,12 @@ from rooftune.policies.step_time import (
     chunk_attention_work,
     step_cost,
 )
+from rooftune.tuner.files import read_text
 from rooftune.tuner.model.fit import fit_steps
 from rooftune.tuner.model.roofline import StepFit, mape
 from rooftune.tuner.model.samples import StepSamples
 
-MAX_FILE_BYTES = 32_000_000
+_WANTED = "a layer profile as it was written: a folder with dense.csv, per_sequence.csv and attention.csv"
 MAX_TIME_US = 1e8
 MAX_SHAPE = 1e7
 ATTENTION_COLUMNS = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
@@ -75,14 +78,12 @@ def read_graph_sizes(path: Path) -> tuple[int, ...]:
     return tuple(sorted(set(sizes)))
 
 
-def read_json(path: Path) -> object:
+def read_json(path: Path) -> Any:
     """A JSON document. Raises InputError when it cannot be read."""
-    document: object
     try:
-        document = json.loads(_text(path))
+        return json.loads(read_text(path, _WANTED))
     except (json.JSONDecodeError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON: {error}; give the profile as it was written") from error
-    return document
+        raise InputError(f"{path} is not JSON: {error}; give {_WANTED}") from error
 
 
 def rows_of(path: Path, columns: tuple[str, ...]) -> list[tuple[str, dict[str, str]]]:
@@ -90,7 +91,9 @@ def rows_of(path: Path, columns: tuple[str, ...]) -> list[tuple[str, dict[str, s
 
     Raises InputError.
     """
-    lines = _text(path).splitlines()
+    if not path.is_file():
+        raise InputError(f"{path} is no file; give {_WANTED}")
+    lines = read_text(path, _WANTED).splitlines()
     head = lines[0].split(",") if lines else []
     missing = [name for name in columns if name not in head]
     if missing:
@@ -101,21 +104,8 @@ def rows_of(path: Path, columns: tuple[str, ...]) -> list[tuple[str, dict[str, s
             raise bad_value(f"{path} line {number}: fields", len(cells), str(len(head)), "correct the line")
         found.append((f"{path} line {number}", dict(zip(head, cells, strict=True))))
     if not found:
-        raise InputError(f"{path} holds no rows; give the profile as it was written")
+        raise InputError(f"{path} holds no rows; give {_WANTED}")
     return found
-
-
-def _text(path: Path) -> str:
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise bad_value(f"{path}: bytes", path.stat().st_size, f"at most {MAX_FILE_BYTES}", "give a layer profile")
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise InputError(
-            f"{path} cannot be read: {why}; a layer profile is a folder with dense.csv, per_sequence.csv "
-            "and attention.csv"
-        ) from error
 
 
 def number_within(text: str, what: str, low: float, high: float) -> float:
@@ -168,7 +158,7 @@ class LayerProfile:
 
 
 def read_profile(folder: str | Path, layers: int) -> LayerProfile:
-    """Read a profile folder (see ``profile_files``) for a model of ``layers`` layers.
+    """Read a profile folder for a model of ``layers`` layers.
 
     Steps of up to the largest size in meta.json's capture sizes are padded to these, as CUDA graphs do; without that
     file nothing is padded. Raises InputError for a file that is absent, damaged, or does not hold a full grid.
@@ -177,8 +167,9 @@ def read_profile(folder: str | Path, layers: int) -> LayerProfile:
         raise bad_value("layers", layers, f"within 1..{MAX_LAYERS}", "give the model's num_hidden_layers")
     where = Path(folder)
     sizes = read_graph_sizes(where / "meta.json")
-    base_s = _dense_s(read_curves(where / "dense.csv", "tokens"), layers, sizes, where)
-    sequences_s = _output_s(read_curves(where / "per_sequence.csv", "sequences"), where)
+    calls = {name: layers * times for name, times in _IN_EVERY_LAYER.items()} | dict.fromkeys(_ONCE, 1)
+    base_s = _padded(_sum_s(where / "dense.csv", "tokens", calls), sizes)
+    sequences_s = _sum_s(where / "per_sequence.csv", "sequences", dict.fromkeys(_OUTPUT, 1))
     attention = attention_table(*read_attention(where / "attention.csv"), layers, str(where / "attention.csv"))
     bare = StepCost(NAMED_MODELS["8b-2tbs"], base_s, sequences_s, 0.0, 0.0, 0.0, 0.0, attention)
     steps = steps_of(bare, FIT_STEPS, 0)
@@ -188,39 +179,30 @@ def read_profile(folder: str | Path, layers: int) -> LayerProfile:
     return LayerProfile(cost, fit, steps, mape(fit.model, other), layers, sizes, len(base_s) - 1)
 
 
-def _dense_s(curves: dict[str, Curve], layers: int, graph_sizes: tuple[int, ...], where: Path) -> FloatArray:
-    """Seconds of everything that depends on tokens alone, by tokens, index 0 unused."""
-    known = {*_IN_EVERY_LAYER, *_ONCE}
-    _check_layers(set(curves), known, set(_OPTIONAL), where / "dense.csv")
+def _sum_s(path: Path, by: str, calls: Mapping[str, int]) -> FloatArray:
+    """Seconds of all kernels of a file together, each as often as it is called in a step, by size, index 0 unused."""
+    curves, needed = read_curves(path, by), sorted(set(calls) - set(_OPTIONAL))
+    for name in sorted(set(curves) - set(calls)):
+        raise bad_value(f"{path}: layer", name, f"one of {sorted(calls)}", "only dense decoders are understood")
+    for name in needed:
+        if name not in curves:
+            raise InputError(f"{path} has no layer {name}; a profile must hold {', '.join(needed)}")
     most = int(min(sizes[-1] for sizes, _ in curves.values()))
-    tokens = np.maximum(np.arange(most + 1), 1)
+    size = np.maximum(np.arange(most + 1), 1)
     total = np.zeros(most + 1)
     for name, (sizes, times) in curves.items():
-        calls = layers * _IN_EVERY_LAYER[name] if name in _IN_EVERY_LAYER else 1
-        total += calls * _US * np.interp(tokens, sizes, times)
-    padded = np.array([size for size in graph_sizes if size <= most], dtype=np.int64)
-    if len(padded):
-        place = np.searchsorted(padded, tokens)
-        tokens = np.where(place < len(padded), padded[np.minimum(place, len(padded) - 1)], tokens)
-    return total[tokens]
-
-
-def _output_s(curves: dict[str, Curve], where: Path) -> FloatArray:
-    """Seconds of output projection and sampler, by requests, index 0 unused."""
-    _check_layers(set(curves), set(_OUTPUT), set(), where / "per_sequence.csv")
-    most = int(min(sizes[-1] for sizes, _ in curves.values()))
-    sequences = np.maximum(np.arange(most + 1), 1)
-    total = np.zeros(most + 1)
-    for sizes, times in curves.values():
-        total += _US * np.interp(sequences, sizes, times)
+        total += calls[name] * _US * np.interp(size, sizes, times)
     return total
 
 
-def _check_layers(found: set[str], known: set[str], optional: set[str], path: Path) -> None:
-    for name in sorted(found - known):
-        raise bad_value(f"{path}: layer", name, f"one of {sorted(known)}", "only dense decoders are understood")
-    for name in sorted(known - optional - found):
-        raise InputError(f"{path} has no layer {name}; a profile must hold {', '.join(sorted(known - optional))}")
+def _padded(base_s: FloatArray, graph_sizes: tuple[int, ...]) -> FloatArray:
+    """Steps take what the next larger graph takes, where there is one."""
+    tokens = np.maximum(np.arange(len(base_s)), 1)
+    graphs = np.array([size for size in graph_sizes if size < len(base_s)], dtype=np.int64)
+    if len(graphs):
+        place = np.searchsorted(graphs, tokens)
+        tokens = np.where(place < len(graphs), graphs[np.minimum(place, len(graphs) - 1)], tokens)
+    return base_s[tokens]
 
 
 def attention_table(shapes: FloatArray, times_us: FloatArray, layers: int, what: str) -> AttentionTable:

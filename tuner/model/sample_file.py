@@ -14,14 +14,13 @@ import gzip
 import io
 import json
 import math
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from rooftune.policies.errors import InputError
-from rooftune.tuner.files import write_whole
+from rooftune.tuner.files import read_text, write_whole
 from rooftune.tuner.model.samples import COLUMNS, StepSamples
 
 FORMAT = "rooftune-steps"
@@ -29,7 +28,6 @@ VERSION = 1
 # Files keep the names of version 1, whatever the columns are called inside.
 _NAMES = {"decode_context_tokens": "context_decode_tokens", "prefill_context_tokens": "context_prefill_tokens"}
 FILE_COLUMNS = tuple(_NAMES.get(name, name) for name in COLUMNS)
-MAX_TEXT_BYTES = 256 * 1024 * 1024
 _MARKER = f"# {FORMAT} {VERSION}"
 _SWEEP_COLUMNS = ("dur_ms", "prefill", "decode", "prefill_reqs", "ctx_decode", "ctx_prefill", "att")
 
@@ -37,7 +35,7 @@ _SWEEP_COLUMNS = ("dur_ms", "prefill", "decode", "prefill_reqs", "ctx_decode", "
 def read_steps(path: str | Path) -> StepSamples:
     """Samples of a step file. Raises InputError naming file, line, column and value."""
     where = str(path)
-    text = _read_text(Path(path), where)
+    text = read_text(path, "CSV or JSON lines with at least one step", unpack=True)
     if text.lstrip().startswith("{"):
         return _checked(_json_rows(text, where), where)
     return _parse_csv(text, where)
@@ -49,26 +47,6 @@ def write_steps(path: str | Path, samples: StepSamples) -> None:
     lines = [_MARKER, ",".join(FILE_COLUMNS), *(",".join(f"{value:.12g}" for value in row) for row in rows)]
     data = ("\n".join(lines) + "\n").encode()
     write_whole(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
-
-
-def _read_text(path: Path, where: str) -> str:
-    try:
-        with path.open("rb") as stream:  # once: it may be a pipe
-            data = stream.read(MAX_TEXT_BYTES + 1)
-        if data.startswith(b"\x1f\x8b"):
-            data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(MAX_TEXT_BYTES + 1)
-        text = data.decode("utf-8-sig")
-    except OSError as error:
-        raise InputError(f"cannot read steps {where}: {error.strerror or error}; check the path") from error
-    except (EOFError, zlib.error) as error:
-        raise InputError(f"cannot unpack steps {where}: {error}; the file may be cut off") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{where} is not text (byte {error.start}); give CSV or JSON lines") from error
-    if len(data) > MAX_TEXT_BYTES:
-        raise InputError(f"{where} holds more than {MAX_TEXT_BYTES} bytes; cut a window out of it")
-    if not text.strip():
-        raise InputError(f"{where} is empty; give a file with at least one step")
-    return text
 
 
 def _parse_csv(text: str, where: str) -> StepSamples:

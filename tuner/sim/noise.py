@@ -3,8 +3,8 @@
 The twin may multiply the modelled duration of each step by a factor measured on real steps. Which factor a step gets
 depends on its number in the run and on the class of its modelled duration (short steps scatter more than long ones),
 so that two settings are tried under the same luck (common random numbers). Stretches in which the machine was slow as
-a whole come back by the clock, at the same instants for every setting. Off unless asked for; ``tuner/sim/residuals.py``
-learns it.
+a whole come back by the clock, at the same instants for every setting. Off unless asked for;
+``noise_from_steps`` learns it.
 """
 
 from typing import NamedTuple
