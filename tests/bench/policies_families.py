@@ -13,11 +13,12 @@ from rooftune.policies.quantiles import quantile
 from rooftune.policies.request import DEADLINE, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, FloatArray, Setting
 from rooftune.policies.slo import longest_wait_s
 from rooftune.tuner.bench.mixes import DEFAULT, ENGINE, MODEL, SLO
-from rooftune.tuner.search.arena import PARALLEL, Track, slices
+from rooftune.tuner.search.arena import PARALLEL, Arena, slices
 from rooftune.tuner.search.evaluation import Evaluation, Role
 from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.search.rank import noise
 from rooftune.tuner.search.space import CAPS, EVERYTHING, STOCK_VLLM, SearchSpace, search_space
+from rooftune.tuner.search.stages import Track
 from rooftune.tuner.search.study import SettingStudy
 from rooftune.tuner.sim.result import RunResult
 from rooftune.tuner.traffic.workload import Traffic
@@ -121,7 +122,8 @@ def best_of_families(traffic: Traffic, long_tokens: int, wanted: Sequence[Family
     """The best setting of every family on that traffic; prompts of at least ``long_tokens`` count as long."""
     first = evaluate(traffic, ENGINE, DEFAULT, MODEL, SLO, Role.CURRENT)[0]
     windows = slices(traffic, WINDOW_SHARE) if first.simulated_steps > LONG_STEPS else None
-    track = Track(windows, traffic, ENGINE, MODEL, SLO)
+    whole = Arena(traffic, ENGINE, MODEL, SLO)
+    track = Track(whole, None if windows is None else replace(whole, traffic=windows, whole_traffic=False))
     swept = _swept(track)
     best: dict[str, Evaluation] = {BUDGET: swept[0]}
     starts = [e.setting for e in swept[:3]]
@@ -162,7 +164,8 @@ def _tuned(family: Family, track: Track, starts: Sequence[Setting], seed: int) -
             # Without constraints: the good share is all that counts here.
             study.tell(ticket, replace(evaluation, margins=(), missed=()), evaluation.attainment)
         looks += batch
-    return min(track.lead(looks, Role.SEARCH, LEADERS, _better), key=_better)
+    best = list(dict.fromkeys(e.setting for e in sorted(looks, key=_better)))[:LEADERS]
+    return min(track.whole.run([(setting, Role.SEARCH) for setting in best]), key=_better)
 
 
 def _row(name: str, best: dict[str, Evaluation], runs: dict[str, RunResult], long_tokens: int) -> Row:

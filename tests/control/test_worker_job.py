@@ -17,8 +17,7 @@ from rooftune.tuner.control.searcher.window import compared, observed_of, slo_of
 from rooftune.tuner.search import archive
 from rooftune.tuner.search.archive import Archive
 from rooftune.tuner.search.lessons import LiveResult
-from rooftune.tuner.search.live import MOST_LIVE, research
-from rooftune.tuner.search.live_values import LiveProposal, Question
+from rooftune.tuner.search.live import MOST_LIVE, LiveProposal, Question, research
 from rooftune.tuner.sim.noise import noise_from_steps
 from rooftune.tuner.sim.twin import simulate
 from tests.control.jobs import BASE, BOUNDS, MODEL, TTFT, InlineSearcher, job, mix, window

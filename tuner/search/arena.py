@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -11,9 +10,7 @@ from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo
 from rooftune.policies.step_time import StepCost, StepModel
 from rooftune.tuner.search.evaluation import Evaluation, Role
-from rooftune.tuner.search.lessons import Lesson, correction
-from rooftune.tuner.search.objective import MARGIN_CAP, evaluate
-from rooftune.tuner.search.rank import rank
+from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.noise import QUIET, StepNoise
 from rooftune.tuner.sim.twin import NEVER
@@ -24,24 +21,23 @@ from rooftune.tuner.traffic.workload import Traffic
 PARALLEL = 2
 
 
+@dataclass
 class Arena:
-    """Evaluates settings on one traffic and remembers; ``paid_steps`` counts the steps really simulated."""
+    """Evaluates settings on one traffic and remembers; ``replace`` makes one that knows nothing yet.
 
-    def __init__(
-        self,
-        traffic: Traffic,
-        engine: Engine,
-        model: StepModel | StepCost,
-        slo: Slo,
-        *,
-        whole_traffic: bool = True,
-        noise: StepNoise = QUIET,
-        max_steps: int = NEVER,
-    ) -> None:
-        self._traffic, self._engine, self._model, self._slo = traffic, engine, model, slo
-        self._whole, self._noise, self._most = whole_traffic, noise, max_steps
-        self._known: dict[Setting, Evaluation] = {}
-        self.paid_steps = 0
+    max_steps: after so many a replay is given up. whole_traffic: False for a few windows of it. paid_steps: steps
+    really simulated.
+    """
+
+    traffic: Traffic
+    engine: Engine
+    model: StepModel | StepCost
+    slo: Slo
+    noise: StepNoise = QUIET
+    max_steps: int = NEVER
+    whole_traffic: bool = True
+    paid_steps: int = field(default=0, init=False)
+    _known: dict[Setting, Evaluation] = field(default_factory=dict, init=False)
 
     def run(
         self, wanted: Sequence[tuple[Setting, Role]], tell: Callable[[int], None] = lambda done: None
@@ -56,81 +52,8 @@ class Arena:
         return [replace(self._known[setting], role=role) for setting, role in wanted]
 
     def _evaluate(self, setting: Setting) -> Evaluation:
-        asked = (self._traffic, self._engine, setting, self._model, self._slo, Role.SEARCH, self._noise, self._most)
-        found = evaluate(*asked)[0]
-        return replace(found, whole_traffic=self._whole)
-
-
-class Track:
-    """The two stages of one search: a look at windows of the traffic, then the leaders on all of it.
-
-    windows: None when every trial runs on the whole traffic. enough(traffic): steps after which a replay of it is given
-    up, because the setting is hopeless.
-    """
-
-    def __init__(
-        self,
-        windows: Traffic | None,
-        traffic: Traffic,
-        engine: Engine,
-        model: StepModel | StepCost,
-        slo: Slo,
-        noise: StepNoise = QUIET,
-        enough: Callable[[Traffic], int] = lambda traffic: NEVER,
-    ) -> None:
-        self.whole = self._short = Arena(traffic, engine, model, slo, noise=noise, max_steps=enough(traffic))
-        if windows is not None:
-            most = enough(windows)
-            self._short = Arena(windows, engine, model, slo, whole_traffic=False, noise=noise, max_steps=most)
-
-    @property
-    def paid_steps(self) -> int:
-        """Steps simulated so far in both stages."""
-        return self.whole.paid_steps + (0 if self._short is self.whole else self._short.paid_steps)
-
-    def look(self, settings: Sequence[Setting], role: Role) -> list[Evaluation]:
-        """First stage."""
-        return self._short.run([(setting, role) for setting in settings])
-
-    def lead(
-        self, looks: Sequence[Evaluation], role: Role, most: int, key: Callable[[Evaluation], Any]
-    ) -> list[Evaluation]:
-        """Second stage: the ``most`` best looks by ``key`` on all of the traffic (every look, if it ran on that)."""
-        if self._short is self.whole:
-            return list(looks)
-        settings = list(dict.fromkeys(e.setting for e in sorted(looks, key=key)))[:most]
-        return self.whole.run([(setting, role) for setting in settings])
-
-
-class Corrected:
-    """A track whose evaluations carry the live corrections."""
-
-    def __init__(self, track: Track, lessons: Sequence[Lesson], slo: Slo) -> None:
-        self.track, self._lessons = track, lessons
-        # Who misses more requests than all targets together allow to miss cannot meet them all.
-        self._least = 1.0 - sum(1.0 - target.quantile for target, _ in slo.all_targets())
-
-    def look(self, settings: Sequence[Setting], role: Role) -> list[Evaluation]:
-        return [self.mended(e) for e in self.track.look(settings, role)]
-
-    def lead(self, looks: Sequence[Evaluation], role: Role, most: int, slo: Slo) -> list[Evaluation]:
-        """The best looks on all of the traffic, from the twin's own values again."""
-        chosen = list(dict.fromkeys(e.setting for e in sorted(looks, key=lambda e: rank(e, slo))))[:most]
-        return [self.mended(e) for e in self.track.whole.run([(setting, role) for setting in chosen])]
-
-    def mended(self, raw: Evaluation) -> Evaluation:
-        change = correction(raw.setting, self._lessons)
-        if change == 0.0:
-            return raw
-        share = min(max(raw.attainment + change, 0.0), 1.0)
-        return replace(raw, attainment=share, feasible=raw.feasible and (change > 0.0 or share >= self._least))
-
-    def constraint(self, mended: Evaluation) -> dict[str, float]:
-        """Beside the targets' own: what live results say of them all together."""
-        if not self._lessons:
-            return {}
-        contradicted = not mended.feasible and all(row.margin <= 0.0 for row in mended.margins if row.samples > 0)
-        return {"live": MARGIN_CAP * max(self._least - mended.attainment, 1e-3) if contradicted else -1.0}
+        asked = (self.traffic, self.engine, setting, self.model, self.slo, Role.SEARCH, self.noise, self.max_steps)
+        return replace(evaluate(*asked)[0], whole_traffic=self.whole_traffic)
 
 
 WINDOWS = 6

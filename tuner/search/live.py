@@ -5,26 +5,46 @@ sweep and the burst only for the settings that lead. Trials run on a few windows
 would take too long. Random search pays as many simulated steps. Live results correct the twin (``lessons``).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
-from rooftune.policies.errors import bad_value
 from rooftune.policies.request import DEADLINE, Setting
-from rooftune.policies.slo import Slo, attainment
+from rooftune.policies.slo import MarginRow, Slo
 from rooftune.policies.step_time import StepCost, StepModel, priced, step_time
 from rooftune.tuner.search import baselines
-from rooftune.tuner.search.arena import PARALLEL, Arena, Corrected, Track, slices
+from rooftune.tuner.search.arena import Arena
 from rooftune.tuner.search.evaluation import Advice, Evaluation, Role
 from rooftune.tuner.search.lessons import LiveResult, distance_octaves, lesson
-from rooftune.tuner.search.live_values import LiveProposal, Question
 from rooftune.tuner.search.objective import evaluate
-from rooftune.tuner.search.rank import BATCH_SHARE, SAME_SHARE, alike, binding, complexity, noise, rank, value, verdict
+from rooftune.tuner.search.rank import (
+    BATCH_SHARE,
+    SAME_SHARE,
+    alike,
+    binding,
+    complexity,
+    noise,
+    rank,
+    stays,
+    value,
+    verdict,
+)
 from rooftune.tuner.search.space import EVERYTHING, SearchSpace, search_space
+from rooftune.tuner.search.stages import (
+    BURST_TOLERANCE,
+    Track,
+    excerpt,
+    random_search,
+    replay_in_force,
+    search,
+    shares,
+    with_burst,
+)
 from rooftune.tuner.search.study import SettingStudy, constraints_of
 from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.noise import QUIET, StepNoise
 from rooftune.tuner.sim.result import RunResult
-from rooftune.tuner.traffic.reshape import Burst, add_burst
+from rooftune.tuner.sim.twin import NEVER
 from rooftune.tuner.traffic.workload import Traffic
 
 Model = StepModel | StepCost
@@ -34,19 +54,80 @@ Tell = Callable[[str, int, int], None]
 # cost more, trials run on its busiest stretch, and only what leads there runs on all of it.
 SEARCH_STEPS, USUAL_TRIALS = 700_000, 50
 LEAST_SHARE, WHOLE_SHARE = 0.12, 0.7
-STRETCHES = 1
 # What a search tries takes more steps than large budgets do.
 STEPS_OF_TRIAL = 1.5
 OVERTIME = 1.25
 # Random search pays this share of the steps, and is held against what the search had found for as many.
 RANDOM_SHARE = 0.25
-# It ends early when so many trials in a row found nothing better, or when it has paid half as much again.
+# After LEAST_TRIALS it ends early when PATIENCE trials in a row found nothing better, or it has paid twice as much.
 LEAST_TRIALS, PATIENCE = 32, 24
 LEADERS, SHORTLIST = 6, 3
 MOST_LIVE, MOST_DRAWS = 12, 4
 START_BUDGETS = 4
-BURST_FACTOR, BURST_START, BURST_LENGTH = 2.0, 0.4, 0.1
-BURST_TOLERANCE = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One window to search on.
+
+    base: the setting in force, from which the search goes out. bounds: knob -> (least, greatest); a knob that is not
+    named is not searched. draws: other step models that the measurements allow. noise: of single steps. live: settings
+    that ran live, newest first. now_error: observed minus predicted share of the setting in force. warm: settings worth
+    a try, such as what was best for earlier windows.
+    """
+
+    traffic: Traffic
+    engine: Engine
+    model: Model
+    slo: Slo
+    base: Setting
+    bounds: Mapping[str, tuple[float, float]]
+    trials: int
+    seed: int = 0
+    draws: Sequence[Model] = ()
+    noise: StepNoise = QUIET
+    live: Sequence[LiveResult] = ()
+    now_error: float = 0.0
+    warm: Sequence[Setting] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveProposal:
+    """What the search came to. Shares of ``now``, ``best`` and ``leaders`` are the twin's with live corrections.
+
+    twin_now, twin_best: the twin's alone. noise: half-width of the 90 % interval of best - now. trials,
+    simulated_steps: of the Optuna search alone, the replays of its leaders included; live_trials: those that stood
+    beside them in its study. random_best, equal_best: the best that random search found for random_steps, and Optuna
+    for as many, both where the trials ran. batch: no targets.
+    """
+
+    verdict: Advice
+    now: Evaluation
+    best: Evaluation
+    twin_now: float
+    twin_best: float
+    noise: float = 0.0
+    trials: int = 0
+    simulated_steps: int = 0
+    random_trials: int = 0
+    random_steps: int = 0
+    random_best: Evaluation | None = None
+    equal_best: Evaluation | None = None
+    live_trials: int = 0
+    leaders: tuple[Evaluation, ...] = ()
+    batch: bool = False
+
+    @property
+    def binding(self) -> MarginRow | None:
+        """The target that limits ``best``."""
+        return binding(self.best.margins)
+
+    @property
+    def gain(self) -> float:
+        """Share of good requests, best minus now; without targets the relative gain in tokens per second."""
+        if self.batch:
+            return self.best.tokens_per_s / max(self.now.tokens_per_s, 1e-9) - 1.0
+        return self.best.attainment - self.now.attainment
 
 
 def research(question: Question, tell: Tell = lambda stage, done, total: None) -> LiveProposal:
@@ -55,104 +136,66 @@ def research(question: Question, tell: Tell = lambda stage, done, total: None) -
     Raises InputError when ``base`` is outside the boot envelope or no request fits the KV pool.
     """
     q = question
-    batch = q.slo.objective == "tokens_per_s"
-    formula = priced(q.model).formula
-    knobs = frozenset(q.bounds) & EVERYTHING
-    space = search_space(q.engine, q.base, q.slo, formula, knobs=knobs, bounds=q.bounds)
-    raw_now, now_result = evaluate(q.traffic, q.engine, q.base, q.model, q.slo, Role.CURRENT, q.noise)
-    if raw_now.refused == len(q.traffic):
-        pool = q.engine.kv_blocks * q.engine.boot.block_tokens
-        raise bad_value("KV pool", pool, "large enough for at least one request", "read the engine's pool again")
-    stretch = _busiest(q.traffic, STEPS_OF_TRIAL * raw_now.simulated_steps * min(q.trials, USUAL_TRIALS))
-    track = _track(q, stretch)
+    space = search_space(
+        q.engine, q.base, q.slo, priced(q.model).formula, knobs=frozenset(q.bounds) & EVERYTHING, bounds=q.bounds
+    )
+    whole = Arena(q.traffic, q.engine, q.model, q.slo, q.noise, _enough(q, q.traffic))
+    raw_now, now_result = replay_in_force(whole, q.base, "read the engine's pool again")
+    all_steps = STEPS_OF_TRIAL * raw_now.simulated_steps * min(q.trials, USUAL_TRIALS)
+    windows = excerpt(whole, all_steps, SEARCH_STEPS, LEAST_SHARE, WHOLE_SHARE)
+    windows = windows and replace(windows, max_steps=_enough(q, windows.traffic))
     live = [one for one in q.live if one.setting != q.base and _possible(one.setting, q.engine)][:MOST_LIVE]
-    known = _twin_of(live, track.whole)
-    lessons = [lesson(one, known.get(one.setting, 0.0), q.now_error) for one in live]
-    seen = Corrected(track, lessons, q.slo)
-    now = seen.mended(raw_now)
+    twin = _twin_of(live, whole)
+    track = Track(whole, windows, [lesson(one, twin.get(one.setting, 0.0), q.now_error) for one in live])
+    now = track.corrected(raw_now)
     if not space.knobs:
-        return _kept(now, now_result, 0, q.slo)
+        what = Advice.KEEP if now.feasible else Advice.INFEASIBLE
+        return LiveProposal(verdict=what, now=now, best=now, twin_now=raw_now.attainment, twin_best=raw_now.attainment)
     paid = track.paid_steps
     study = SettingStudy(space, sampler="tpe", seed=q.seed)
-    lived = _tell_live(study, seen, live, q.slo)
+    lived = _tell_live(study, track, live, q.slo)
     for setting in _starts(q, space, now_result):
         study.enqueue(setting)
-    looks, spent = _search(study, seen, q, tell)
-    rival = Corrected(_track(q, stretch), lessons, q.slo)
-    random_looks = _random(rival, space, q, int(RANDOM_SHARE * spent[-1]), tell)
-    equal = [look for look, paid_then in zip(looks, spent, strict=True) if paid_then <= rival.track.paid_steps]
+    looks, spent = search(study, track, q.trials, lambda done: tell("search", done, q.trials), partial(_settled, q.slo))
+    rival = track.rival()
+    steps = int(RANDOM_SHARE * spent[-1])
+    random_looks = random_search(
+        space, rival, q.seed, steps, lambda done: tell("random search", done, steps), 2 * q.trials
+    )
+    equal = [look for look, paid_then in zip(looks, spent, strict=True) if paid_then <= rival.paid_steps]
     tell("decide", 0, 1)
-    tried = [_plain(e, q.base) for e in seen.lead([*lived, *looks, *random_looks], Role.SEARCH, LEADERS, q.slo)]
-    best = _decide([now, *tried], q, q.traffic if stretch is None else stretch)
-    best_result = evaluate(q.traffic, q.engine, best.setting, q.model, q.slo, best.role, q.noise)[1]
+    tried = [_plain(e, q.base) for e in track.lead([*lived, *looks, *random_looks], Role.SEARCH, LEADERS)]
+    best = _decide([now, *tried], q, windows or whole)
+    raw_best, best_result = evaluate(q.traffic, q.engine, best.setting, q.model, q.slo, best.role, q.noise)
     uncertainty = noise(now_result, best_result, q.slo, q.seed)
     what = verdict(now, best, uncertainty, q.slo)
-    nothing_gained = what is Advice.INFEASIBLE and best.attainment <= now.attainment + max(SAME_SHARE, uncertainty)
-    if what is Advice.KEEP or nothing_gained:
-        best, best_result = now, now_result
+    if stays(what, now, best, max(SAME_SHARE, uncertainty)):
+        best, raw_best = now, raw_now
+    batch = q.slo.objective == "tokens_per_s"
     return LiveProposal(
         verdict=what,
         now=now,
         best=best,
         twin_now=raw_now.attainment,
-        twin_best=attainment(best_result.outcomes, q.slo),
+        twin_best=raw_best.attainment,
         noise=BATCH_SHARE if batch else uncertainty,
-        binding=binding(best.margins),
         trials=len(looks),
         simulated_steps=track.paid_steps - paid,
         random_trials=len(random_looks),
-        random_steps=rival.track.paid_steps,
+        random_steps=rival.paid_steps,
         random_best=min(random_looks, key=lambda e: rank(e, q.slo)),
         equal_best=min(equal or looks[:1], key=lambda e: rank(e, q.slo)),
         live_trials=len(lived),
         leaders=tuple(tried),
-        now_result=now_result,
-        best_result=best_result,
         batch=batch,
     )
 
 
-def _kept(now: Evaluation, result: RunResult, live: int, slo: Slo) -> LiveProposal:
-    """Nothing may be moved."""
-    what = Advice.KEEP if now.feasible else Advice.INFEASIBLE
-    share = attainment(result.outcomes, slo)
-    return LiveProposal(
-        verdict=what,
-        now=now,
-        best=now,
-        twin_now=share,
-        twin_best=share,
-        noise=0.0,
-        binding=binding(now.margins),
-        trials=0,
-        simulated_steps=0,
-        random_trials=0,
-        random_steps=0,
-        random_best=None,
-        equal_best=None,
-        live_trials=live,
-        leaders=(),
-        now_result=result,
-        best_result=result,
-    )
-
-
-def _busiest(traffic: Traffic, steps: float) -> Traffic | None:
-    """The stretch that trials run on; None: all of it."""
-    share = max(SEARCH_STEPS / max(steps, 1.0), LEAST_SHARE)
-    return slices(traffic, share, STRETCHES) if share < WHOLE_SHARE else None
-
-
-def _track(q: Question, stretch: Traffic | None) -> Track:
-    formula = priced(q.model).formula
-    shortest_s = max(step_time(formula, 1.0, 1.0, 0.0, 0.0), 1e-4)
-
-    def enough(traffic: Traffic) -> int:
-        """More steps than fit into the time of the traffic and a quarter more: the engine falls ever further behind,
-        and who waits till then has missed the targets. Replays under overload are by far the dearest."""
-        return int(OVERTIME * traffic.span_s / shortest_s) + 2 * int(traffic.output_tokens.max()) + 1000
-
-    return Track(stretch, q.traffic, q.engine, q.model, q.slo, q.noise, enough)
+def _enough(q: Question, traffic: Traffic) -> int:
+    """More steps than fit into the time of the traffic and a quarter more: the engine falls ever further behind, and
+    what waits till then has missed the targets. Replays under overload are by far the dearest."""
+    shortest_s = max(step_time(priced(q.model).formula, 1.0, 1.0, 0.0, 0.0), 1e-4)
+    return int(OVERTIME * traffic.span_s / shortest_s) + 2 * int(traffic.output_tokens.max()) + 1000
 
 
 def _possible(setting: Setting, engine: Engine) -> bool:
@@ -167,7 +210,7 @@ def _twin_of(live: Sequence[LiveResult], arena: Arena) -> dict[Setting, float]:
     return {e.setting: e.attainment for e in arena.run([(setting, Role.SEARCH) for setting in unknown])}
 
 
-def _tell_live(study: SettingStudy, seen: Corrected, live: Sequence[LiveResult], slo: Slo) -> list[Evaluation]:
+def _tell_live(study: SettingStudy, track: Track, live: Sequence[LiveResult], slo: Slo) -> list[Evaluation]:
     """Live results as trials of their own, where the sampler's space holds their setting; these are leaders like any.
 
     Those of one setting are one trial: their corrected share is one number.
@@ -175,9 +218,9 @@ def _tell_live(study: SettingStudy, seen: Corrected, live: Sequence[LiveResult],
     counts: dict[Setting, int] = {}
     for one in live:
         counts[one.setting] = counts.get(one.setting, 0) + one.requests
-    looks = seen.look([setting for setting in counts if study.holds(setting)], Role.SEARCH)
+    looks = track.look([setting for setting in counts if study.holds(setting)], Role.SEARCH)
     for e in looks:
-        study.add_live(e.setting, value(e, slo), {**constraints_of(e), **seen.constraint(e)}, counts[e.setting])
+        study.add_live(e.setting, value(e, slo), {**constraints_of(e), **track.constraint(e)}, counts[e.setting])
     return looks
 
 
@@ -194,41 +237,17 @@ def _starts(q: Question, space: SearchSpace, now_result: RunResult) -> list[Sett
     return named
 
 
-def _search(study: SettingStudy, seen: Corrected, q: Question, tell: Tell) -> tuple[list[Evaluation], list[int]]:
-    """The looks, and the steps that had been paid after each."""
-    looks: list[Evaluation] = []
-    spent: list[int] = []
-    begun = seen.track.paid_steps
-    while len(looks) < q.trials:
-        if len(looks) >= LEAST_TRIALS and (spent[-1] > 2 * SEARCH_STEPS or _settled(looks, q.slo)):
-            break
-        tell("search", len(looks), q.trials)
-        tickets = [study.ask() for _ in range(min(PARALLEL, q.trials - len(looks)))]
-        batch = seen.look([ticket.setting for ticket in tickets], Role.SEARCH)
-        for ticket, evaluation in zip(tickets, batch, strict=True):
-            study.tell(ticket, evaluation, value(evaluation, q.slo), seen.constraint(evaluation))
-        looks += batch
-        spent += [seen.track.paid_steps - begun] * len(batch)
-    return looks, spent
-
-
-def _settled(looks: Sequence[Evaluation], slo: Slo) -> bool:
-    """Whether the latest trials found nothing that counts as better."""
+def _settled(slo: Slo, looks: list[Evaluation], spent: list[int]) -> bool:
+    """Whether the search has paid enough, or the latest trials found nothing that counts as better."""
+    if len(looks) < LEAST_TRIALS:
+        return False
+    if spent[-1] > 2 * SEARCH_STEPS:
+        return True
     before = min(looks[:-PATIENCE], key=lambda e: rank(e, slo))
     after = min(looks[-PATIENCE:], key=lambda e: rank(e, slo))
     if slo.objective == "tokens_per_s":
         return after.tokens_per_s <= before.tokens_per_s * (1.0 + BATCH_SHARE)
     return after.feasible <= before.feasible and after.attainment <= before.attainment + SAME_SHARE
-
-
-def _random(rival: Corrected, space: SearchSpace, q: Question, steps: int, tell: Tell) -> list[Evaluation]:
-    """Independent draws until they have paid ``steps``."""
-    looks: list[Evaluation] = []
-    draws = baselines.random_settings(space, q.seed + 1)
-    while not looks or (rival.track.paid_steps < steps and len(looks) < 2 * q.trials):
-        tell("random search", len(looks), q.trials)
-        looks += rival.look(list(islice(draws, PARALLEL)), Role.RANDOM)
-    return looks
 
 
 def _plain(e: Evaluation, base: Setting) -> Evaluation:
@@ -239,18 +258,21 @@ def _plain(e: Evaluation, base: Setting) -> Evaluation:
     return replace(e, setting=same)
 
 
-def _decide(tried: Sequence[Evaluation], q: Question, stretch: Traffic) -> Evaluation:
-    """Among equals those that hold under every draw of the model and a burst; of these the plain and near one."""
+def _decide(tried: Sequence[Evaluation], q: Question, seen: Arena) -> Evaluation:
+    """Among equals those that hold under every draw of the model and a burst; of these the plain and near one.
+
+    seen: where the trials ran.
+    """
     equals = list({e.setting: e for e in sorted(_equals(tried, q), key=lambda e: _near(e, q))}.values())
     shortlist = equals[:SHORTLIST]
     if len(shortlist) == 1:
         return shortlist[0]
-    settings = [(e.setting, e.role) for e in shortlist]
-    for model, traffic in (*((draw, stretch) for draw in q.draws[:MOST_DRAWS]), (q.model, _rush(stretch))):
-        found = Arena(traffic, q.engine, model, q.slo, noise=q.noise).run(settings)
-        shares = {e.setting: e.attainment for e in found}
-        least = max(shares[e.setting] for e in shortlist) - BURST_TOLERANCE
-        shortlist = [e for e in shortlist if shares[e.setting] >= least]
+    rivals, seen = shortlist, replace(seen, max_steps=NEVER)
+    burst = replace(seen, traffic=with_burst(seen.traffic))
+    for arena in (*(replace(seen, model=draw) for draw in q.draws[:MOST_DRAWS]), burst):
+        found = shares(arena, rivals)
+        least = max(found[e.setting] for e in shortlist) - BURST_TOLERANCE
+        shortlist = [e for e in shortlist if found[e.setting] >= least]
     return min(shortlist, key=lambda e: _near(e, q))
 
 
@@ -265,9 +287,3 @@ def _equals(tried: Sequence[Evaluation], q: Question) -> list[Evaluation]:
 
 def _near(e: Evaluation, q: Question) -> tuple[float, ...]:
     return (complexity(e, q.base), distance_octaves(e.setting, q.base), *rank(e, q.slo)[2:])
-
-
-def _rush(traffic: Traffic) -> Traffic:
-    if traffic.span_s <= 0.0:
-        return traffic
-    return add_burst(traffic, Burst(BURST_FACTOR, traffic.span_s * BURST_LENGTH, start_share=BURST_START))

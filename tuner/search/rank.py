@@ -106,6 +106,11 @@ def verdict(current: Evaluation, best: Evaluation, uncertainty: float, slo: Slo)
     return Advice.CHANGE if best.attainment - current.attainment > max(uncertainty, SAME_SHARE) else Advice.KEEP
 
 
+def stays(what: Advice, current: Evaluation, best: Evaluation, least_gain: float) -> bool:
+    """Whether the setting in force stays: also where nothing meets every target and nothing is gained (in shares)."""
+    return what is Advice.KEEP or (what is Advice.INFEASIBLE and best.attainment <= current.attainment + least_gain)
+
+
 def binding(rows: Sequence[MarginRow]) -> MarginRow | None:
     """The target with the largest margin: the one that breaks first; None without a measured target."""
     known = [row for row in rows if not math.isnan(row.margin)]

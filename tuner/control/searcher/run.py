@@ -15,8 +15,7 @@ from rooftune.tuner.control.outcome import ProposalPart, TwinPart
 from rooftune.tuner.control.searcher.window import compared, noise_of, observed_of, slo_of, traffic_of
 from rooftune.tuner.model.model_file import check_step_model
 from rooftune.tuner.search.archive import Archive, TwinResult
-from rooftune.tuner.search.live import research
-from rooftune.tuner.search.live_values import LiveProposal, Question
+from rooftune.tuner.search.live import LiveProposal, Question, research
 from rooftune.tuner.sim.calibrate import Calibration, Fidelity, Observed, Quality, calibrate
 from rooftune.tuner.sim.noise import QUIET
 from rooftune.tuner.sim.result import RunResult

@@ -1,0 +1,152 @@
+"""What the search of ``recommend`` and that of a controller share: the two stages of a trial, and both loops.
+
+Trials run on a few windows of long traffic, and only what leads there runs on all of it. Random search pays for
+simulated steps in the same two stages.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from rooftune.policies.errors import bad_value
+from rooftune.policies.request import Setting
+from rooftune.tuner.search.arena import PARALLEL, WINDOWS, Arena, slices
+from rooftune.tuner.search.baselines import random_settings
+from rooftune.tuner.search.evaluation import Evaluation, Role
+from rooftune.tuner.search.lessons import Lesson, correction
+from rooftune.tuner.search.objective import MARGIN_CAP, evaluate
+from rooftune.tuner.search.rank import rank, value
+from rooftune.tuner.search.space import SearchSpace
+from rooftune.tuner.search.study import SettingStudy
+from rooftune.tuner.sim.result import RunResult
+from rooftune.tuner.traffic.reshape import Burst, add_burst
+from rooftune.tuner.traffic.workload import Traffic
+
+# The burst: twice the rate, for a tenth of the time, from 40 % on. A share this much lower under it is no difference.
+BURST_FACTOR, BURST_START, BURST_LENGTH = 2.0, 0.4, 0.1
+BURST_TOLERANCE = 0.01
+
+
+def with_burst(traffic: Traffic) -> Traffic:
+    """The same requests with a burst; what comes all at once is a burst already."""
+    if traffic.span_s <= 0.0:
+        return traffic
+    return add_burst(traffic, Burst(BURST_FACTOR, traffic.span_s * BURST_LENGTH, start_share=BURST_START))
+
+
+def excerpt(
+    whole: Arena, steps: float, paid_steps: int, least_share: float, whole_share: float, window_s: float = math.inf
+) -> Arena | None:
+    """A few windows of the traffic, each of about ``window_s`` at least, that cost ``paid_steps`` in all trials.
+
+    steps: what all trials would cost on all of the traffic. None when more than ``whole_share`` of it is affordable.
+    """
+    share = max(paid_steps / max(steps, 1.0), least_share)
+    if share >= whole_share:
+        return None
+    count = min(max(int(whole.traffic.span_s * share / window_s), 1), WINDOWS)
+    return replace(whole, traffic=slices(whole.traffic, share, count), whole_traffic=False)
+
+
+def replay_in_force(arena: Arena, setting: Setting, remedy: str) -> tuple[Evaluation, RunResult]:
+    """The setting in force on all of the traffic, to the end.
+
+    Raises InputError, which ends with ``remedy``, when no request fits the KV pool.
+    """
+    traffic, engine = arena.traffic, arena.engine
+    now, result = evaluate(traffic, engine, setting, arena.model, arena.slo, Role.CURRENT, arena.noise)
+    if now.refused == len(traffic):
+        pool = engine.kv_blocks * engine.boot.block_tokens
+        raise bad_value("KV pool", pool, "large enough for at least one request", remedy)
+    return now, result
+
+
+@dataclass(frozen=True)
+class Track:
+    """The two stages of one search: a look at windows of the traffic, then the leaders on all of it.
+
+    windows: None when every trial runs on the whole traffic. lessons: corrections by what ran live, on everything that
+    comes out.
+    """
+
+    whole: Arena
+    windows: Arena | None = None
+    lessons: Sequence[Lesson] = ()
+
+    def rival(self) -> "Track":
+        """The same for another search, nothing paid yet."""
+        return replace(self, whole=replace(self.whole), windows=self.windows and replace(self.windows))
+
+    @property
+    def paid_steps(self) -> int:
+        """Steps simulated so far in both stages."""
+        return self.whole.paid_steps + (self.windows.paid_steps if self.windows else 0)
+
+    def look(self, settings: Sequence[Setting], role: Role) -> list[Evaluation]:
+        """First stage."""
+        return [self.corrected(e) for e in (self.windows or self.whole).run([(setting, role) for setting in settings])]
+
+    def lead(self, looks: Sequence[Evaluation], role: Role, most: int) -> list[Evaluation]:
+        """Second stage: the ``most`` best looks on all of the traffic, from the twin's own values again."""
+        settings = list(dict.fromkeys(e.setting for e in sorted(looks, key=lambda e: rank(e, self.whole.slo))))[:most]
+        return [self.corrected(e) for e in self.whole.run([(setting, role) for setting in settings])]
+
+    def corrected(self, raw: Evaluation) -> Evaluation:
+        """With the corrections by what ran live."""
+        change = correction(raw.setting, self.lessons)
+        if change == 0.0:
+            return raw
+        share = min(max(raw.attainment + change, 0.0), 1.0)
+        return replace(raw, attainment=share, feasible=raw.feasible and (change > 0.0 or share >= self._least))
+
+    def constraint(self, corrected: Evaluation) -> dict[str, float]:
+        """Beside the targets' own: what live results say of them all together."""
+        if not self.lessons:
+            return {}
+        contradicted = not corrected.feasible and all(row.margin <= 0.0 for row in corrected.margins if row.samples)
+        return {"live": MARGIN_CAP * max(self._least - corrected.attainment, 1e-3) if contradicted else -1.0}
+
+    @property
+    def _least(self) -> float:
+        """A setting that misses more requests than all targets together allow cannot meet them all."""
+        return 1.0 - sum(1.0 - target.quantile for target, _ in self.whole.slo.all_targets())
+
+
+def search(
+    study: SettingStudy,
+    track: Track,
+    trials: int,
+    tell: Callable[[int], None],
+    enough: Callable[[list[Evaluation], list[int]], bool] = lambda looks, spent: False,
+) -> tuple[list[Evaluation], list[int]]:
+    """Optuna's looks, and the steps that had been paid after each; ends early when ``enough`` of both says so."""
+    looks, spent, begun = list[Evaluation](), list[int](), track.paid_steps
+    while len(looks) < trials and not enough(looks, spent):
+        tell(len(looks))
+        tickets = [study.ask() for _ in range(min(PARALLEL, trials - len(looks)))]
+        batch = track.look([ticket.setting for ticket in tickets], Role.SEARCH)
+        for ticket, evaluation in zip(tickets, batch, strict=True):
+            study.tell(ticket, evaluation, value(evaluation, track.whole.slo), track.constraint(evaluation))
+        looks += batch
+        spent += [track.paid_steps - begun] * len(batch)
+    tell(len(looks))
+    return looks, spent
+
+
+def random_search(
+    space: SearchSpace, track: Track, seed: int, steps: int, tell: Callable[[int], None], most: float = math.inf
+) -> list[Evaluation]:
+    """Looks at independent draws until they have paid ``steps``, or at ``most`` of them."""
+    looks = list[Evaluation]()
+    draws = random_settings(space, seed + 1)
+    while not looks or (track.paid_steps < steps and len(looks) < most):
+        tell(min(track.paid_steps, steps))
+        looks += track.look(list(islice(draws, PARALLEL)), Role.RANDOM)
+    tell(min(track.paid_steps, steps))
+    return looks
+
+
+def shares(arena: Arena, tried: Sequence[Evaluation]) -> dict[Setting, float]:
+    """Good shares of these settings there."""
+    return {e.setting: e.attainment for e in arena.run([(e.setting, e.role) for e in tried])}
