@@ -83,8 +83,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check --quiet .
 
 types: $(VENV)/.dev
-	@mkdir -p build/import/rooftune
-	@ln -sfn ../../../policies ../../../tuner ../../../engine build/import/rooftune/
+	@$(BIN)/python -m tests.links
 	$(BIN)/mypy
 
 fast-tests: $(VENV)/.dev

@@ -1,15 +1,16 @@
-"""The checkout under its import name, for another interpreter in whose environment nothing of ours is installed."""
+"""The checkout under its import name, for mypy and for an interpreter in whose environment nothing of ours is."""
 
 from pathlib import Path
+
+from rooftune.tuner.bench.children import link_packages
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def import_path() -> str:
-    """PYTHONPATH with ``rooftune`` (links, as ``make types`` makes them) and ``tests``."""
-    links = ROOT / "build" / "import" / "rooftune"
-    links.mkdir(parents=True, exist_ok=True)
-    for name in ("policies", "tuner", "engine"):
-        if not (links / name).exists():
-            (links / name).symlink_to(Path("..", "..", "..", name), target_is_directory=True)
-    return f"{links.parent}:{ROOT}"
+    """PYTHONPATH with ``rooftune`` and ``tests``."""
+    return f"{link_packages(ROOT / 'build' / 'import')}:{ROOT}"
+
+
+if __name__ == "__main__":
+    import_path()

@@ -11,7 +11,7 @@ import yaml
 from rooftune.policies import wire
 from rooftune.policies.errors import RefusedError
 from rooftune.tuner.bench import vllm_gain
-from rooftune.tuner.bench.live_gain import Swept
+from rooftune.tuner.bench.live_gain import Size, Swept, Tuned, config_of, targets
 from rooftune.tuner.bench.live_gain_rounds import Listed, Round
 from rooftune.tuner.bench.vllm_bed import BOOT_TOKENS, DEFAULT
 from rooftune.tuner.bench.vllm_gain import (
@@ -19,13 +19,8 @@ from rooftune.tuner.bench.vllm_gain import (
     MOST_PUSHES,
     SHORT,
     Killed,
-    Size,
-    Tuned,
-    cells,
-    config_of,
     figures,
     kill,
-    targets,
 )
 from rooftune.tuner.config import load_config
 from rooftune.tuner.control.outcome import CycleRecord
@@ -33,6 +28,7 @@ from tests.control.cycle_records import hold, push
 from tests.ports.samples import state
 
 N = 8
+KILLED = Killed(DEFAULT._replace(step_tokens=128), 12.0, 12.4)
 
 
 def swept(attainment: tuple[tuple[float, ...], ...] = ((0.5, 0.9), (0.5, 0.7))) -> Swept:
@@ -45,7 +41,7 @@ def tuned(good: list[list[int]], records: tuple[CycleRecord, ...] = ()) -> Tuned
     """good: of each round, requests that were good; the default had the first half of them, twice."""
     rounds = [np.isin(np.arange(N), each) for each in good]
     default = [np.arange(N) < N // 2] * 2
-    return Tuned(rounds, default, (), records, Killed(DEFAULT._replace(step_tokens=128), 12.0, 12.4))
+    return Tuned(rounds, default, (), records)
 
 
 def pushed(count: int) -> tuple[CycleRecord, ...]:
@@ -53,7 +49,7 @@ def pushed(count: int) -> tuple[CycleRecord, ...]:
 
 
 def test_the_sweep_has_no_duplicate_cell() -> None:
-    found = cells(FULL)
+    found = FULL.settings
     names = [(one.step_tokens, one.chunk_cap_tokens) for one in found]
     assert len(set(names)) == len(names) == 13 and (2048, 256) in names and (64, 0) in names
     assert (128, 128) not in names, "a cap that the budget already is"
@@ -115,12 +111,12 @@ def test_a_killed_controller_leaves_its_setting_to_the_lease(monkeypatch: pytest
 
 def test_the_second_half_counts_and_the_best_is_chosen_in_the_other_repeat() -> None:
     good = [[0], [0], list(range(6)), list(range(8))]
-    found = {figure.name: figure for figure in figures(swept(), tuned(good))}
+    found = {figure.name: figure for figure in figures(swept(), tuned(good), KILLED)}
     assert found["attainment_tuned"].value == pytest.approx(7 / 8)
     # The better of each repeat is the second cell, worth 0.7 and 0.9 in the other.
     assert found["share_of_best_sweep"].value == pytest.approx(7 / 8 / 0.8)
     assert found["share_of_luckiest_cell"].value == pytest.approx(7 / 8 / 0.8)
-    lucky = {figure.name: figure.value for figure in figures(swept(((0.9, 0.5), (0.4, 0.8))), tuned(good))}
+    lucky = {figure.name: figure.value for figure in figures(swept(((0.9, 0.5), (0.4, 0.8))), tuned(good), KILLED)}
     # Chosen in one repeat and valued in the other: 0.4 and 0.5; by their means 0.65 is the better cell.
     assert lucky["share_of_best_sweep"] == pytest.approx(7 / 8 / 0.45)
     assert lucky["share_of_luckiest_cell"] == pytest.approx(7 / 8 / 0.65)
@@ -131,8 +127,9 @@ def test_the_second_half_counts_and_the_best_is_chosen_in_the_other_repeat() -> 
 
 def test_more_pushes_than_allowed_fail_the_bench() -> None:
     good = [list(range(4))] * 4
-    assert {f.name: f.value for f in figures(swept(), tuned(good, pushed(MOST_PUSHES)))}["pushes"] == MOST_PUSHES
+    most = tuned(good, pushed(MOST_PUSHES))
+    assert {f.name: f.value for f in figures(swept(), most, KILLED)}["pushes"] == MOST_PUSHES
     with pytest.raises(RefusedError, match="11 times"):
-        list(figures(swept(), tuned(good, pushed(MOST_PUSHES + 1))))
+        list(figures(swept(), tuned(good, pushed(MOST_PUSHES + 1)), KILLED))
     none = tuned(good, (hold(1), hold(2)))
-    assert {f.name: f.value for f in figures(swept(), none)}["pushes"] == 0
+    assert {f.name: f.value for f in figures(swept(), none, KILLED)}["pushes"] == 0

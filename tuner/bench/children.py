@@ -17,6 +17,9 @@ from rooftune.policies.errors import MissingDataError, UnreachableError
 
 T = TypeVar("T")
 
+MAIN = "rooftune.tuner.cli.main"
+PACKAGES = ("policies", "engine", "tuner")
+PROJECT = Path(__file__).resolve().parents[2]
 POLL_S = 0.1
 # An engine lets answers in flight come to their end; a controller gives its lease back.
 POLITE_S = 15.0
@@ -86,35 +89,41 @@ class Children:
 
     def start(self, name: str, words: Sequence[str], env: Mapping[str, str] | None = None) -> Child:
         """``rooftune WORDS`` with this interpreter, its output in files."""
-        out, err = self._logs / f"{name}.out", self._logs / f"{name}.log"
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
+        return self.run(name, [sys.executable, "-m", MAIN, *words], environment)
+
+    def run(self, name: str, command: Sequence[str], env: Mapping[str, str], cwd: Path | None = None) -> Child:
+        """Any command, its output in files. env: all of its environment."""
+        out = self._logs / f"{name}.out"
         self._logs.mkdir(parents=True, exist_ok=True)
         with out.open("wb") as to_out:
-            process = self._spawn(["-m", "rooftune.tuner.cli.main", *words], subprocess.DEVNULL, to_out, err, env)
-        return self._keep(Child(name, process, out, err))
+            return self._spawn(name, command, env, (subprocess.DEVNULL, to_out), out, cwd)
 
     def talk(self, name: str, words: Sequence[str]) -> "Talker":
         """``python WORDS``, line by line over its standard input and output."""
-        err = self._logs / f"{name}.log"
         self._logs.mkdir(parents=True, exist_ok=True)
-        process = self._spawn(words, subprocess.PIPE, subprocess.PIPE, err, None)
-        return Talker(self._keep(Child(name, process, err, err)))
+        env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        pipes = (subprocess.PIPE, subprocess.PIPE)
+        return Talker(self._spawn(name, [sys.executable, *words], env, pipes, self._logs / f"{name}.log"))
 
     def _spawn(
-        self, words: Sequence[str], stdin: int, stdout: "int | BinaryIO", err: Path, env: Mapping[str, str] | None
-    ) -> "subprocess.Popen[bytes]":
+        self,
+        name: str,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        streams: "tuple[int, int | BinaryIO]",
+        out: Path,
+        cwd: Path | None = None,
+    ) -> Child:
+        """streams: standard input and output; what goes to standard error lies in ``name``.log."""
+        err = self._logs / f"{name}.log"
+        stdin, stdout = streams
         with err.open("wb") as to_err:
-            return subprocess.Popen(
-                [sys.executable, *words],
-                stdin=stdin,
-                stdout=stdout,
-                stderr=to_err,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
-                process_group=0,
+            process = subprocess.Popen(
+                command, stdin=stdin, stdout=stdout, stderr=to_err, env=env, cwd=cwd, process_group=0
             )
-
-    def _keep(self, child: Child) -> Child:
-        self._started.append(child)
-        return child
+        self._started.append(Child(name, process, out, err))
+        return self._started[-1]
 
 
 @dataclass(frozen=True)
@@ -203,6 +212,19 @@ def run_to_end(child: Child, wait_s: float) -> None:
         raise UnreachableError(f"{child.name} has not ended after {wait_s:g} s: {child.last_words()}") from None
     if code != 0:
         raise UnreachableError(f"{child.name} ended with {code}: {child.last_words()}")
+
+
+def link_packages(folder: Path) -> Path:
+    """``folder`` as an entry of PYTHONPATH that leads to the packages of this checkout under their import name, for an
+    interpreter in whose environment nothing of ours is installed."""
+    links = folder / "rooftune"
+    links.mkdir(parents=True, exist_ok=True)
+    for name in PACKAGES:
+        if not (links / name).exists():
+            made = links / f".{name}-{os.getpid()}"  # others may make the same at the same time
+            made.symlink_to(PROJECT / name, target_is_directory=True)
+            made.replace(links / name)
+    return folder
 
 
 PROC = Path("/proc")

@@ -5,7 +5,6 @@ until a search has run in the controller's child. Memory and time are the contro
 """
 
 import json
-import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -17,9 +16,8 @@ import yaml
 
 from rooftune.policies.commands import Figure
 from rooftune.policies.errors import UnreachableError
-from rooftune.tuner.bench.children import BYTES_PER_MB, Child, Children, children_of, cost_of, serve
-from rooftune.tuner.bench.live_gain_rounds import Bed, Sizes, listed
-from rooftune.tuner.ports.http import HttpPort
+from rooftune.tuner.bench.children import BYTES_PER_MB, Child, Children, children_of, cost_of
+from rooftune.tuner.bench.live_gain_rounds import Bed, Sizes, listed, serve_bed
 
 # What the project promises: megabytes and share of a core while idle.
 MOST_IDLE_MB, MOST_IDLE_SHARE = 150.0, 0.01
@@ -72,15 +70,12 @@ def bench(short: bool) -> Iterator[Figure]:
 
 
 def _start(children: Children, work: Path, cycle_s: float) -> tuple[Bed, Child]:
-    token = work / "token"
-    token.write_text(secrets.token_hex(16))
-    words = ["--model", "fake:8b-2tbs", "--served-name", "bench", "--tuning-token-file", str(token)]
-    served = serve(children, words)
+    bed = serve_bed(children, work, ["--model", "fake:8b-2tbs"])
     config = work / "rooftune.yaml"
     config.write_text(
         yaml.safe_dump(
             {
-                "engine": {"url": served.tuning, "token_file": "token"},
+                "engine": {"url": bed.served.tuning, "token_file": "token"},
                 "targets": [{"metric": "ttft", "bound": "1s"}, {"metric": "longest_gap", "bound": "30ms"}],
                 "cadence": {"cycle_s": cycle_s, "search_requests": 30, "search_every_s": 60},
                 "search": {"trials": 30, "idle_exit_s": 10},
@@ -90,8 +85,7 @@ def _start(children: Children, work: Path, cycle_s: float) -> tuple[Bed, Child]:
             }
         )
     )
-    controller = children.start("controller", ["run", "--config", str(config)])
-    return Bed(children, served, HttpPort(served.tuning, token), "bench", work), controller
+    return bed, children.start("controller", ["run", "--config", str(config)])
 
 
 def _with_traffic(bed: Bed, controller: Child, peak: Peak, at_least_s: float) -> int:

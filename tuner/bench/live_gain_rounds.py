@@ -1,7 +1,8 @@
 """The rounds of bench ``live-gain``: what is sent, when, under which setting; the processes; how figures are made."""
 
 import random
-from collections.abc import Sequence
+import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,10 +11,13 @@ import numpy as np
 from rooftune.policies import wire
 from rooftune.policies.errors import RefusedError, UnreachableError
 from rooftune.policies.request import Setting
-from rooftune.tuner.bench.children import Children, Served, Talker
+from rooftune.tuner.bench.children import Children, Served, Talker, serve
 from rooftune.tuner.observe.rows import BoolArray, FloatArray, RequestRows
 from rooftune.tuner.ports.http import HttpPort
 
+SERVED_NAME = "bench"
+# A first list, to find the engine's greatest rate with.
+FIRST_RPS = 4.0
 LONG_EVERY = 8
 DRAWS = 2000
 
@@ -146,15 +150,19 @@ class Bed:
     children: Children
     served: Served
     port: HttpPort
-    model: str
     work: Path
     after: int = -1
+
+    def close(self) -> None:
+        """End the engine."""
+        self.served.child.stop()
+        self.port.close()
 
     def client(self, requests: Listed, name: str = "client") -> Talker:
         """A client that knows the list."""
         traffic = self.work / f"{name}.csv"
         traffic.write_text(csv_of(requests))
-        words = ["-m", "rooftune.tuner.bench.rounds_client", self.served.base, self.model, str(traffic)]
+        words = ["-m", "rooftune.tuner.bench.rounds_client", self.served.base, SERVED_NAME, str(traffic)]
         client = self.children.talk(name, words)
         client.hear("ready", START_S)
         return client
@@ -215,7 +223,19 @@ class Bed:
             found.append(tuple(share[at] for at in range(len(settings))))
         return tuple(found)
 
-    def makespan_s(self, client: Talker, requests: Listed) -> float:
-        """How long the engine takes when all come at once: its greatest rate is their number over that."""
-        found = self.round(client, requests)
-        return float(np.max(found.finish_s) - np.min(found.arrival_s))
+    def greatest_rps(self, sizes: Sizes, span_s: float, times: int) -> float:
+        """Requests per second when all come at once, the best of some times, after a first time of everything."""
+        requests = at_once(listed(sizes, FIRST_RPS, span_s, seed=1))
+        client = self.client(requests, "burst")
+        _, *rounds = (self.round(client, requests) for _ in range(1 + times))
+        client.child.stop()
+        return len(requests) / min(float(np.max(one.finish_s) - np.min(one.arrival_s)) for one in rounds)
+
+
+def serve_bed(children: Children, work: Path, flags: Sequence[str], env: Mapping[str, str] | None = None) -> Bed:
+    """``rooftune serve FLAGS`` with a tuning token of its own in ``work``."""
+    work.mkdir(exist_ok=True)
+    token = work / "token"
+    token.write_text(secrets.token_hex(16))
+    served = serve(children, [*flags, "--served-name", SERVED_NAME, "--tuning-token-file", str(token)], env)
+    return Bed(children, served, HttpPort(served.tuning, token), work)

@@ -8,11 +8,11 @@ it had been installed there.
 import os
 import secrets
 import socket
-import subprocess
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
@@ -20,19 +20,27 @@ import httpx
 
 from rooftune.policies.errors import MissingDataError, UnreachableError
 from rooftune.policies.request import Setting
-from rooftune.tuner.bench.children import PROC, Child, Children, Served, Talker, children_of, cost_of, wait_for
-from rooftune.tuner.bench.live_gain_rounds import Bed, Listed
+from rooftune.tuner.bench.children import (
+    MAIN,
+    PROC,
+    PROJECT,
+    Children,
+    Served,
+    children_of,
+    cost_of,
+    link_packages,
+    run_to_end,
+    wait_for,
+)
+from rooftune.tuner.bench.live_gain_rounds import SERVED_NAME, Bed
 from rooftune.tuner.ports.http import HttpPort, Timeouts
 
 VARIABLE = "ROOFTUNE_VLLM_ENV"
-PROJECT = Path(__file__).resolve().parents[2]
-SERVED_NAME = "bench"
 MODEL_SIZE = "small"  # the smallest whose heads vLLM's CPU attention takes
 MODEL_TOKENS = 4096
 START_S, MAKE_S = 600.0, 300.0
 # A step of a long prompt takes a while, and vLLM answers between two steps.
 PATIENT = Timeouts(10.0, 60.0)
-PACKAGES = ("policies", "engine", "tuner")
 CPU_FLAGS = Path("/proc/cpuinfo")
 # Either computes products in bfloat16; without them a bfloat16 model runs several times slower than one in float32.
 BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
@@ -41,6 +49,7 @@ BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 BOOT_TOKENS = 2048
 MAX_RUNNING = 64
 DEFAULT = Setting(BOOT_TOKENS, max_running=MAX_RUNNING)
+FIRST_SPAN_S = 8.0
 
 
 def vllm_python(environment: Mapping[str, str] = os.environ, project: Path = PROJECT) -> Path:
@@ -63,93 +72,61 @@ def visible(folder: Path, found: Distribution | None = None) -> Path:
         groups.setdefault(point.group, []).append(f"{point.name} = {point.value}")
     lines = [line for group, names in groups.items() for line in (f"[{group}]", *names)]
     (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
-    (folder / "rooftune").mkdir()
-    for name in PACKAGES:
-        (folder / "rooftune" / name).symlink_to(PROJECT / name, target_is_directory=True)
-    return folder
-
-
-def make_model(python: Path, links: Path, target: Path, size: str) -> None:
-    """``rooftune make-model`` by vLLM's interpreter, which has the torch that it needs. Raises UnreachableError."""
-    words = [str(python), "-m", "rooftune.tuner.cli.main", "make-model", str(target), "--size", size]
-    log = target.with_name("make-model.log")
-    with log.open("wb") as to_log:
-        process = subprocess.Popen(words, env=_environment(links), stdout=to_log, stderr=to_log, process_group=0)
-    child = Child("make-model", process, log, log)
-    try:
-        code: int | None = process.wait(MAKE_S)
-    except subprocess.TimeoutExpired:
-        code = None
-    finally:
-        child.stop()
-    if code != 0:
-        raise UnreachableError(f"no model was made ({'time is over' if code is None else code}): {child.last_words()}")
-
-
-@contextmanager
-def serving(python: Path, links: Path, model: Path, work: Path, flags: Sequence[str] = ()) -> Iterator[Served]:
-    """A server that answers; its tuning token lies in ``work/token``. Raises UnreachableError with its last words."""
-    work.mkdir(parents=True, exist_ok=True)
-    token = work / "token"
-    token.write_text(secrets.token_hex(16))
-    port = free_port()
-    words = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    words += ["--served-model-name", SERVED_NAME, "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
-    words += ["--max-model-len", str(MODEL_TOKENS), "--max-num-batched-tokens", str(BOOT_TOKENS)]
-    words += ["--max-num-seqs", str(MAX_RUNNING), "--no-enable-prefix-caching", "--disable-uvicorn-access-log"]
-    words += ["--dtype", cpu_dtype(), "--distributed-executor-backend", "uni", *flags]
-    environment = _environment(links) | {"VLLM_PLUGINS": "rooftune", "ROOFTUNE_TOKEN_FILE": str(token)}
-    log = work / "vllm.log"
-    with log.open("wb") as to_log:
-        process = subprocess.Popen(
-            words, env=environment, stdin=subprocess.DEVNULL, stdout=to_log, stderr=to_log, cwd=work, process_group=0
-        )
-    url = f"http://127.0.0.1:{port}"
-    child = Child("vllm", process, log, log)
-    try:
-        with httpx.Client(timeout=5.0, trust_env=False) as http:
-            if wait_for(child, lambda: _answers(http, url), START_S) is None:
-                raise UnreachableError(f"vLLM did not come up: {child.last_words()}")
-        yield Served(child, url, url)
-    finally:
-        child.stop()
+    return link_packages(folder)
 
 
 @dataclass(frozen=True)
 class Ground:
-    """Where the servers of a bench stand, one after the other."""
+    """Where the servers of a bench stand, one after the other. links: an entry of PYTHONPATH with our packages."""
 
     python: Path
     work: Path
     children: Children
-    links: Path = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "links", visible(self.work / "links"))
+    links: Path
 
     @property
     def model(self) -> Path:
         return self.work / "model"
 
     def make_model(self) -> None:
-        make_model(self.python, self.links, self.model, MODEL_SIZE)
+        """``rooftune make-model`` by vLLM's interpreter, which has the torch that it needs. Raises UnreachableError."""
+        words = [str(self.python), "-m", MAIN, "make-model", str(self.model), "--size", MODEL_SIZE]
+        run_to_end(self.children.run("make-model", words, _environment(self.links)), MAKE_S)
 
     @contextmanager
     def bed(self, name: str) -> Iterator[Bed]:
-        """A fresh server."""
+        """A fresh server that answers. Raises UnreachableError with its last words."""
         folder = self.work / name
-        with serving(self.python, self.links, self.model, folder) as served:
-            port = HttpPort(served.tuning, folder / "token", PATIENT)
-            try:
-                yield Bed(self.children, served, port, SERVED_NAME, folder)
-            finally:
-                port.close()
+        folder.mkdir()
+        token = folder / "token"
+        token.write_text(secrets.token_hex(16))
+        port = free_port()
+        words = [str(self.python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.model)]
+        words += ["--served-model-name", SERVED_NAME, "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
+        words += ["--max-model-len", str(MODEL_TOKENS), "--max-num-batched-tokens", str(BOOT_TOKENS)]
+        words += ["--max-num-seqs", str(MAX_RUNNING), "--no-enable-prefix-caching", "--disable-uvicorn-access-log"]
+        words += ["--dtype", cpu_dtype(), "--distributed-executor-backend", "uni"]
+        environment = _environment(self.links) | {"VLLM_PLUGINS": "rooftune", "ROOFTUNE_TOKEN_FILE": str(token)}
+        child = self.children.run(f"vllm-{name}", words, environment, folder)
+        url = f"http://127.0.0.1:{port}"
+        with httpx.Client(timeout=5.0, trust_env=False) as http:
+            if wait_for(child, lambda: _answers(http, url), START_S) is None:
+                raise UnreachableError(f"vLLM did not come up: {child.last_words()}")
+        bed = Bed(self.children, Served(child, url, url), HttpPort(url, token, PATIENT), folder)
+        try:
+            yield bed
+        finally:
+            bed.close()
 
 
-def greatest_rps(bed: Bed, client: Talker, at_once: Listed) -> float:
-    """Requests per second when all come at once, the better of two times, after a first time of everything."""
-    bed.round(client, at_once)
-    return len(at_once) / min(bed.makespan_s(client, at_once) for _ in range(2))
+@contextmanager
+def open_ground(prefix: str) -> Iterator[Ground]:
+    """A folder with a model, gone afterwards. Raises MissingDataError without a vLLM environment."""
+    python = vllm_python()
+    with tempfile.TemporaryDirectory(prefix=prefix) as folder, Children(Path(folder) / "logs") as children:
+        ground = Ground(python, Path(folder), children, visible(Path(folder) / "links"))
+        ground.make_model()
+        yield ground
 
 
 def _environment(links: Path) -> dict[str, str]:

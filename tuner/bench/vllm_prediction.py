@@ -7,11 +7,9 @@ caps are predicted on the same list, and only then pushed and measured, twice, t
 """
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 
@@ -19,9 +17,9 @@ from rooftune.policies.commands import Figure
 from rooftune.policies.errors import UnreachableError
 from rooftune.policies.request import Boot, Setting
 from rooftune.policies.wire import State
-from rooftune.tuner.bench.children import Children, Talker
-from rooftune.tuner.bench.live_gain_rounds import Bed, Listed, Sizes, at_once, listed
-from rooftune.tuner.bench.vllm_bed import DEFAULT, Ground, busy, greatest_rps, others_cpus, vllm_python
+from rooftune.tuner.bench.children import Talker
+from rooftune.tuner.bench.live_gain_rounds import Bed, Listed, Sizes, listed
+from rooftune.tuner.bench.vllm_bed import DEFAULT, FIRST_SPAN_S, busy, open_ground, others_cpus
 from rooftune.tuner.bench.vllm_prediction_twin import (
     Values,
     figures_of,
@@ -128,25 +126,15 @@ class Watched:
 
 def bench(short: bool) -> Iterator[Figure]:
     """median_error, worst_error and step_mape over all settings but the fitted one, beside their aims."""
-    python = vllm_python()
-    size = SHORT if short else FULL
-    with tempfile.TemporaryDirectory(prefix="rooftune-vllm-prediction-") as folder:
-        work = Path(folder)
-        with Children(work / "logs") as children:
-            ground = Ground(python, work, children)
-            ground.make_model()
-            with ground.bed("server") as bed:
-                found = measure(Watched(bed), size)
+    with open_ground("rooftune-vllm-prediction-") as ground, ground.bed("server") as bed:
+        found = measure(Watched(bed), SHORT if short else FULL)
     yield from figures(found)
 
 
 def measure(watched: Watched, size: Size) -> Found:
     """Learn, predict, and then measure."""
     bed = watched.bed
-    first = at_once(listed(size.sizes, 4.0, 8.0, seed=1))
-    rush = bed.client(first, "burst")
-    most_rps = greatest_rps(bed, rush, first)
-    rush.child.stop()
+    most_rps = bed.greatest_rps(size.sizes, FIRST_SPAN_S, times=2)
     requests = listed(size.sizes, LOAD * most_rps, size.span_s, seed=2)
     client = bed.client(requests)
     bed.push(FITTED)
