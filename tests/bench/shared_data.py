@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from rooftune.policies.errors import MissingDataError
-
-SHARED_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+from rooftune.tuner.bench.data import SHARED_DATA
 
 
 def need_shared_data(folder: Path = SHARED_DATA) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from rooftune.policies.commands import BENCH_GROUP, Figure
 from rooftune.policies.errors import InputError
-from rooftune.tuner.bench.frame import json_line, table
 from rooftune.tuner.cli import bench
+from rooftune.tuner.cli.bench import figures_text, json_line
 from rooftune.tuner.cli.main import main
 from tests.bench.shared_data import need_shared_data
 
@@ -61,7 +61,7 @@ def test_json_line_has_exactly_the_five_fields() -> None:
 
 
 def test_table_is_aligned() -> None:
-    lines = table([Figure("long_name_s", 0.5, "s", 2.0), Figure("b", 12345.0, "steps/s")]).splitlines()
+    lines = figures_text([Figure("long_name_s", 0.5, "s", 2.0), Figure("b", 12345.0, "steps/s")]).splitlines()
     assert len(lines) == 3
     assert lines[0].index("unit") == lines[1].index(" s ") + 1 == lines[2].index("steps/s")
     assert "12,345" in lines[2]

@@ -25,7 +25,7 @@ from rooftune.policies.request import Boot, Setting
 from rooftune.policies.slo import Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS
 from rooftune.tuner.bench.children import cost_of
-from rooftune.tuner.bench.mixes import TRACES
+from rooftune.tuner.bench.data import AZURE_CONV
 from rooftune.tuner.control.job import Job, SearchAnswer, WindowPart
 from rooftune.tuner.control.searcher.worker import ChildSearcher
 from rooftune.tuner.model.intervals import model_draws
@@ -37,7 +37,7 @@ from rooftune.tuner.traffic.workload import Traffic
 
 # What the project promises, on two cores.
 MOST_COLD_S, MOST_RESEARCH_S = 30.0, 2.0
-AZURE, AZURE_RATE = TRACES / "azure-2023-conv.csv", "1.8"
+AZURE_RATE = "1.8"
 MODEL = "8b-2tbs"
 WINDOW_S, SHORT_SPAN_S = 600.0, 120.0
 RATE_RPS, LONG_ONE_IN, LONG_TOKENS = 4.0, 8, (4_000, 8_000)
@@ -66,22 +66,13 @@ def made(span_s: float) -> Traffic:
 def _recommend(short: bool) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory(prefix="rooftune-speed-") as folder:
         work = Path(folder)
-        if AZURE.is_file() and not short:
-            name, words = "recommend", ["--traffic", str(AZURE), "--rate-scale", AZURE_RATE]
+        if AZURE_CONV.is_file() and not short:
+            name, words = "recommend", ["--traffic", str(AZURE_CONV), "--rate-scale", AZURE_RATE]
         else:
             name, words = "made_recommend", ["--traffic", str(work / "made.csv")]
             write_traffic(work / "made.csv", made(SHORT_SPAN_S if short else 3_600.0))
-        words += [
-            "--step-model",
-            MODEL,
-            "--ttft-p99",
-            "2s",
-            "--gap-p99",
-            "30ms",
-            "--out",
-            str(work / "report"),
-            "--quiet",
-        ]
+        words += ["--step-model", MODEL, "--ttft-p99", "2s", "--gap-p99", "30ms", "--quiet"]
+        words += ["--out", str(work / "report")]
         env = dict(os.environ)
         if not short:
             env["ROOFTUNE_CACHE_DIR"] = str(work / "cache")

@@ -7,7 +7,6 @@ same run, the PyPI package sched-sim 0.2 with its chunked scheduler on the first
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from sched_sim.core.event_engine import Simulator
 from sched_sim.core.request import Request
@@ -20,6 +19,7 @@ from sched_sim.schedulers.chunked import ChunkedPrefillScheduler
 from rooftune.policies.commands import Figure
 from rooftune.policies.request import Boot, Setting
 from rooftune.policies.step_time import NAMED_MODELS
+from rooftune.tuner.bench.data import AZURE_CONV
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.result import RunResult
 from rooftune.tuner.sim.twin import simulate
@@ -27,7 +27,6 @@ from rooftune.tuner.traffic.generate import Poisson, generate, named_mix
 from rooftune.tuner.traffic.traces import load_traffic
 from rooftune.tuner.traffic.workload import Traffic
 
-TRACE = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces" / "azure-2023-conv.csv"
 BUDGET_TOKENS = 2_048
 MAX_RUNNING = 256
 BLOCK_TOKENS = 16
@@ -64,8 +63,8 @@ def bench(short: bool) -> Iterator[Figure]:
 
 def _traffic() -> tuple[str, Traffic]:
     """The public trace where it is at hand, else made traffic of the same size under another name."""
-    if TRACE.exists():
-        return "azure_conv_hour", load_traffic(TRACE)
+    if AZURE_CONV.exists():
+        return "azure_conv_hour", load_traffic(AZURE_CONV)
     return "made_chat_hour", generate(Poisson(5.5), named_mix("chat"), 3_500.0, seed=1)
 
 

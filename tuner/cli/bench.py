@@ -1,15 +1,18 @@
 """``rooftune bench``: named benchmarks, each figure beside what it is compared with."""
 
 import argparse
+import json
 import sys
 import tomllib
+from collections.abc import Iterable
+from dataclasses import asdict
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 from rooftune.policies.commands import BENCH_GROUP, Bench, Command, Figure
 from rooftune.policies.errors import MissingDataError
-from rooftune.tuner.bench.frame import json_line, table
 from rooftune.tuner.cli.main import find, missing_extra, registered
+from rooftune.tuner.cli.table import table
 
 PROJECT = Path(__file__).resolve().parents[2]  # in a checkout
 
@@ -45,8 +48,23 @@ def run(arguments: argparse.Namespace) -> int:
                 raise
             print(f"bench {point.name}: passed over, {error}", file=sys.stderr)
     if not arguments.json:
-        print(table(figures))
+        print(figures_text(figures))
     return 0
+
+
+def json_line(figure: Figure) -> str:
+    """``{"name", "value", "unit", "baseline", "ratio"}`` on one line; null where there is nothing to compare with."""
+    return json.dumps(asdict(figure), allow_nan=False)
+
+
+def figures_text(figures: Iterable[Figure]) -> str:
+    """Figures under one head, names to the left and numbers to the right."""
+    rows = [(one.name, _number(one.value), one.unit, _number(one.baseline), _number(one.ratio)) for one in figures]
+    return "\n".join(table(("figure", "value", "unit", "baseline", "ratio"), rows, frozenset({0, 2})))
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
 
 
 def _benches() -> dict[str, EntryPoint]:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -88,17 +88,6 @@ def warm_twin(progress: Progress) -> None:
     traffic = Traffic(np.zeros(1), one, one, np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
     engine = Engine(Boot(64, 16, 1, 1, 0, 0), kv_blocks=8, sequence_ceiling=8)
     simulate(traffic, engine, Setting(64, max_running=8), StepModel(1e-3, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: frozenset[int] = frozenset()) -> list[str]:
-    """Lines of a table with columns as wide as they need; columns in ``left`` start at the left, others end right."""
-    cells = [tuple(head), *(tuple(row) for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    return ["  ".join(_cell(row[i], widths[i], i in left) for i in range(len(head))).rstrip() for row in cells]
-
-
-def _cell(text: str, width: int, left: bool) -> str:
-    return text.ljust(width) if left else text.rjust(width)
 
 
 def check_out_file(path: str, flag: str = "--out") -> None:

@@ -10,7 +10,7 @@ from functools import partial
 from rooftune.policies.commands import Command
 from rooftune.tuner.cli.controller.client import add_state_flags, read_config, state_folder
 from rooftune.tuner.cli.flags.values import add_value, parse_count
-from rooftune.tuner.cli.output import table
+from rooftune.tuner.cli.table import table
 from rooftune.tuner.control.explain.explain import knobs, points, share
 from rooftune.tuner.control.outcome import CycleRecord, Knobs
 from rooftune.tuner.control.state.store import PushRow, StateFile

@@ -17,8 +17,8 @@ import yaml
 from rooftune.policies.commands import Command
 from rooftune.policies.errors import InputError, UnreachableError
 from rooftune.tuner.bench.children import Child, Children, Served, hangup_is_interrupt, serve
+from rooftune.tuner.bench.rounds_client import IDS
 from rooftune.tuner.cli.demo.plan import (
-    IDS,
     WATCH_REQUESTS,
     Bounds,
     bounds_of,

@@ -12,6 +12,7 @@ import numpy as np
 from rooftune.policies.errors import RefusedError, UnreachableError, bad_value
 from rooftune.policies.quantiles import quantile
 from rooftune.tuner.bench.children import Served
+from rooftune.tuner.bench.rounds_client import IDS
 from rooftune.tuner.observe.rows import FINISHED, RequestRows, StepRows
 from rooftune.tuner.ports.http import HttpPort
 
@@ -113,8 +114,6 @@ ANSWER_TOKENS = 24
 PROMPTS = (256, 1024)
 # Lone prompts about where a knee may be: twice each, as the first step of a size may pay for it.
 SMALL_PROMPTS = (8, 16, 32, 48, 64, 96, 128)
-# Token ids of prompts that every vocabulary has, above the special ones of most.
-IDS = (10, 250)
 LEAST_SLOPE = 1e-7
 
 
