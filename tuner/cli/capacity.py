@@ -7,15 +7,13 @@ from rooftune.policies.commands import Command
 from rooftune.policies.errors import InfeasibleError, InputError
 from rooftune.policies.request import Setting
 from rooftune.policies.step_time import priced
-from rooftune.tuner.cli.flags.engine import add_current_flags, add_engine_flags, read_current, read_engine
+from rooftune.tuner.cli.flags.case import add_case_flags, read_case
+from rooftune.tuner.cli.flags.engine import add_current_flags, read_current
 from rooftune.tuner.cli.flags.search import add_search_flags, read_search
 from rooftune.tuner.cli.flags.setting import add_setting_flags, read_setting
-from rooftune.tuner.cli.flags.target import add_target_flags, read_slo
-from rooftune.tuner.cli.flags.traffic import add_model_flag, add_traffic_flags, read_model, read_traffic
 from rooftune.tuner.cli.flags.values import flag_of
 from rooftune.tuner.cli.output import progress_to_stderr, warm_twin
 from rooftune.tuner.record import json_text
-from rooftune.tuner.report.build import engine_part, traffic_part
 from rooftune.tuner.report.capacity import capacity_record, capacity_text
 from rooftune.tuner.search.capacity import find_capacity
 
@@ -29,16 +27,12 @@ slower, to within 2 %. exit codes: 0 done, 1 no rate meets every target, 2 usage
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``capacity``."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
-    add_traffic_flags(parser)
-    add_model_flag(parser)
+    add_case_flags(parser)
     before = {action.dest for action in parser._actions}
     add_setting_flags(parser)
     names = [action.dest for action in parser._actions if action.dest not in before]
     parser.set_defaults(setting_defaults={name: parser.get_default(name) for name in names})
-    add_target_flags(parser)
-    add_engine_flags(parser)
     add_current_flags(parser)
     search = parser.add_argument_group("search (when no setting is given) and output")
     add_search_flags(search)
@@ -51,38 +45,31 @@ def run(args: argparse.Namespace) -> int:
     if args.storage is not None or args.study is not None:
         raise InputError("--storage and --study belong to recommend: capacity keeps no trials; drop them")
     wish = read_search(args)
-    slo, _ = read_slo(args)
-    model, model_part = read_model(args.step_model)
-    traffic, changes = read_traffic(args)
-    engine, traffic, caching, sources = read_engine(args, traffic)
+    case = read_case(args)
     given: Setting | None = None
     if any(getattr(args, name) != default for name, default in args.setting_defaults.items()):
-        given = read_setting(args, engine, priced(model).formula)
+        given = read_setting(args, case.engine, priced(case.model).formula)
         for name in ("trials", "seed", "current_budget", "current_cap"):
             if getattr(args, name) is not None:
                 raise InputError(f"{flag_of(name)} does nothing with a setting of your own; drop one")
-    current, _ = read_current(args, engine)
+    current, _ = read_current(args, case.engine)
     with progress_to_stderr(args.quiet) as progress:
         warm_twin(progress)
         found = find_capacity(
-            traffic,
-            engine,
-            model,
-            slo,
+            case.traffic,
+            case.engine,
+            case.model,
+            case.slo,
             current=current,
             setting=given,
             knobs=wish.knobs,
             trials=wish.trials,
             seed=wish.seed,
-            prefix_caching=caching,
+            prefix_caching=case.engine_part.prefix_caching,
             progress=progress,
         )
     record = capacity_record(
-        found,
-        slo,
-        traffic=traffic_part(traffic, changes),
-        step_model=model_part,
-        engine=engine_part(engine, caching, sources),
+        found, case.slo, traffic=case.traffic_part, step_model=case.model_part, engine=case.engine_part
     )
     if args.json:
         sys.stdout.write(json_text(record))

@@ -48,7 +48,6 @@ _MOST_CONFIG_BYTES = 1_000_000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``envelope``."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     deployment = parser.add_argument_group("the deployment")
     add_value(deployment, "--vllm", _version, "VERSION", "such as 0.32.0", required=True)

@@ -57,7 +57,6 @@ LENGTHS is 1000 (always), 100-1500 (uniform), exp:200 (exponential, mean 200) or
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``generate``."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
     arrivals = parser.add_argument_group("arrivals")
     shapes = "poisson (default), gamma (bursts) or day (a daily wave)"

@@ -176,7 +176,8 @@ class _Parser(argparse.ArgumentParser):
     """argparse whose complaint is one line as well, without the usage text before it."""
 
     def __init__(self, *, prog: str, description: str) -> None:
-        super().__init__(prog=prog, description=description)
+        # An epilog holds examples, a line each.
+        super().__init__(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
         # "-1s" is a value that its reader refuses with its bound; argparse would take it for an unknown flag.
         self._negative_number_matcher = re.compile(r"-\.?[0-9]")
 

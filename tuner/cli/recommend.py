@@ -10,14 +10,14 @@ from pathlib import Path
 
 from rooftune.policies.commands import Command
 from rooftune.policies.errors import InfeasibleError, InputError
-from rooftune.tuner.cli.flags.engine import add_current_flags, add_engine_flags, read_current, read_engine
+from rooftune.tuner.cli.flags.case import add_case_flags, read_case
+from rooftune.tuner.cli.flags.engine import add_current_flags, read_current
 from rooftune.tuner.cli.flags.search import add_search_flags, read_search
-from rooftune.tuner.cli.flags.target import add_target_flags, read_slo
-from rooftune.tuner.cli.flags.traffic import add_model_flag, add_traffic_flags, read_draws, read_model, read_traffic
+from rooftune.tuner.cli.flags.traffic import read_draws
 from rooftune.tuner.cli.output import progress_to_stderr, warm_twin
 from rooftune.tuner.files import shown_path
 from rooftune.tuner.record import RunRecord, json_text
-from rooftune.tuner.report.build import engine_part, run_record, traffic_part
+from rooftune.tuner.report.build import run_record
 from rooftune.tuner.report.details import Replayed
 from rooftune.tuner.report.folder import report_folder, write_report
 from rooftune.tuner.report.render import summary
@@ -33,12 +33,8 @@ exit codes: 0 done, 1 nothing meets every target (the report is written all the 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``recommend``."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
-    add_traffic_flags(parser)
-    add_model_flag(parser)
-    add_target_flags(parser)
-    add_engine_flags(parser)
+    add_case_flags(parser)
     add_current_flags(parser)
     search = parser.add_argument_group("search and output")
     add_search_flags(search)
@@ -50,19 +46,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Search, print, write. Raises InputError before the long work; 1 when nothing meets every target."""
     wish = read_search(args)
-    slo, profile = read_slo(args)
-    model, model_part = read_model(args.step_model)
-    traffic, changes = read_traffic(args)
-    engine, traffic, caching, sources = read_engine(args, traffic)
-    current, current_source = read_current(args, engine)
+    case = read_case(args)
+    current, current_source = read_current(args, case.engine)
     with _folder(args.out) as folder:
         with progress_to_stderr(args.quiet) as progress:
             warm_twin(progress)
             found = recommend(
-                traffic,
-                engine,
-                model,
-                slo,
+                case.traffic,
+                case.engine,
+                case.model,
+                case.slo,
                 current=current,
                 trials=wish.trials,
                 seed=wish.seed,
@@ -74,12 +67,12 @@ def run(args: argparse.Namespace) -> int:
             )
         record = run_record(
             found,
-            Replayed(traffic, engine, model, slo, wish.knobs),
-            traffic=traffic_part(traffic, changes),
-            step_model=model_part,
-            engine=engine_part(engine, caching, sources),
+            Replayed(case.traffic, case.engine, case.model, case.slo, wish.knobs),
+            traffic=case.traffic_part,
+            step_model=case.model_part,
+            engine=case.engine_part,
             current_source=current_source,
-            profile=profile,
+            profile=args.profile,
             made_at=datetime.now(UTC).isoformat(timespec="seconds"),
             made_by=_version(),
         )

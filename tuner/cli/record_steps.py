@@ -27,7 +27,6 @@ POLL_S = 0.5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``record-steps``."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
     add_value(parser, "--engine", parse_url, "URL", "where the engine serves its tuning protocol", required=True)
     parser.add_argument("--engine-token-file", metavar="FILE", help="its tuning token, where it asks for one")

@@ -130,7 +130,6 @@ finds them in a prefix cache; without --seed every run sends new ones."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``replay``."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
     server = parser.add_argument_group("server")
     address = partial(parse_url, sockets=False)
@@ -162,7 +161,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Replay, write, print. 0: measured, whether or not the targets are met; 130 or 143: stopped by a signal, with what
     there was."""
-    slo, _ = read_slo(args, needed=False)
+    slo = read_slo(args, needed=False)
     if args.out is not None:
         check_out_file(args.out)
     seed = secrets.randbits(48) if args.seed is None else args.seed

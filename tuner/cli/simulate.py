@@ -2,35 +2,25 @@
 
 import argparse
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from rooftune.policies.commands import Command
 from rooftune.policies.errors import InputError
 from rooftune.policies.request import Setting
-from rooftune.policies.slo import Slo
-from rooftune.policies.step_time import NAMED_MODELS, StepCost, StepModel, priced
-from rooftune.tuner.cli.flags.engine import add_engine_flags, read_engine
+from rooftune.policies.step_time import NAMED_MODELS, priced
+from rooftune.tuner.cli.flags.case import Case, add_case_flags, read_case
 from rooftune.tuner.cli.flags.setting import add_setting_flags, read_setting
-from rooftune.tuner.cli.flags.target import add_target_flags, read_slo
-from rooftune.tuner.cli.flags.traffic import (
-    add_model_flag,
-    add_traffic_flags,
-    read_model,
-    read_traffic,
-    without_prefixes,
-)
+from rooftune.tuner.cli.flags.traffic import read_model, without_prefixes
 from rooftune.tuner.cli.flags.values import flag_of
 from rooftune.tuner.cli.output import progress_to_stderr, warm_twin
-from rooftune.tuner.record import EnginePart, Source, StepModelPart, json_text
+from rooftune.tuner.record import Source, json_text
 from rooftune.tuner.report.build import engine_part, traffic_part
 from rooftune.tuner.report.replays import one_setting, replay_record, what_was_replayed
 from rooftune.tuner.search.evaluation import Role
 from rooftune.tuner.search.objective import judge
-from rooftune.tuner.sim.engine import Engine, check_setting
+from rooftune.tuner.sim.engine import check_setting
 from rooftune.tuner.sim.simulate_input import read_simulate_input
 from rooftune.tuner.sim.twin import Change, simulate
-from rooftune.tuner.traffic.workload import Traffic
 
 _EXAMPLE = """example:
   rooftune simulate --traffic trace.csv --step-model 8b-2tbs --step-tokens 512 --chunk-cap 128 --gap-p99 30ms"""
@@ -38,46 +28,25 @@ _EXAMPLE = """example:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``simulate``."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
     parser.add_argument("--input", metavar="FILE", help="all of it from one JSON file instead of flags")
-    add_traffic_flags(parser, needed=False)
-    add_model_flag(parser, needed=False)
+    add_case_flags(parser, needed=False)
     add_setting_flags(parser)
-    add_target_flags(parser)
-    add_engine_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     defaults = {name: parser.get_default(name) for name in vars(parser.parse_args([]))}
     parser.set_defaults(flag_defaults=defaults)
 
 
-@dataclass(frozen=True)
-class _Job:
-    """One simulation, from flags or from a file."""
-
-    traffic: Traffic
-    traffic_changes: tuple[str, ...]
-    model: StepModel | StepCost
-    model_part: StepModelPart
-    engine: Engine
-    engine_part: EnginePart
-    setting: Setting
-    changes: tuple[Change, ...]
-    slo: Slo
+_Job = tuple[Case, Setting, tuple[Change, ...]]  # what is replayed, from which setting on, and its later changes
 
 
 def _from_flags(args: argparse.Namespace) -> _Job:
     for flag in ("traffic", "step_model"):
         if getattr(args, flag) is None:
             raise InputError(f"{flag_of(flag)} is missing; give it, or everything in a file with --input")
-    slo, _ = read_slo(args, needed=False)
-    model, model_part = read_model(args.step_model)
-    traffic, changes = read_traffic(args)
-    engine, traffic, caching, sources = read_engine(args, traffic)
-    part = engine_part(engine, caching, sources)
-    setting = read_setting(args, engine, priced(model).formula)
-    return _Job(traffic, changes, model, model_part, engine, part, setting, (), slo)
+    case = read_case(args, targets_needed=False)
+    return case, read_setting(args, case.engine, priced(case.model).formula), ()
 
 
 def _from_file(args: argparse.Namespace) -> _Job:
@@ -98,7 +67,7 @@ def _from_file(args: argparse.Namespace) -> _Job:
         shown: "given" if name in given.engine.model_fields_set else "assumed" for shown, name in _ENGINE_NAMES.items()
     }
     part = engine_part(engine, given.engine.prefix_caching, sources)
-    return _Job(traffic, (), model, model_part, engine, part, setting, changes, slo)
+    return Case(traffic, model, engine, slo, traffic_part(traffic, ()), model_part, part), setting, changes
 
 
 _ENGINE_NAMES = {
@@ -113,25 +82,22 @@ _ENGINE_NAMES = {
 
 def run(args: argparse.Namespace) -> int:
     """Replay and print. Raises InputError before the replay."""
-    job = _from_flags(args) if args.input is None else _from_file(args)
-    for wanted in (job.setting, *(change.setting for change in job.changes)):
-        check_setting(wanted, job.engine)
+    case, setting, changes = _from_flags(args) if args.input is None else _from_file(args)
+    for wanted in (setting, *(change.setting for change in changes)):
+        check_setting(wanted, case.engine)
     with progress_to_stderr(args.quiet) as progress:
         warm_twin(progress)
-        bounds = job.slo.gap_bounds()
-        result = simulate(job.traffic, job.engine, job.setting, job.model, changes=job.changes, gap_bounds_s=bounds)
+        bounds = case.slo.gap_bounds()
+        result = simulate(case.traffic, case.engine, setting, case.model, changes=changes, gap_bounds_s=bounds)
+    found = [judge(result, setting, case.slo, Role.CURRENT)]
     record = replay_record(
-        [judge(result, job.setting, job.slo, Role.CURRENT)],
-        job.slo,
-        traffic=traffic_part(job.traffic, job.traffic_changes),
-        step_model=job.model_part,
-        engine=job.engine_part,
+        found, case.slo, traffic=case.traffic_part, step_model=case.model_part, engine=case.engine_part
     )
     if args.json:
         sys.stdout.write(json_text(record))
         return 0
     table = one_setting(record)
-    changed = "".join(f"\nfrom {change.at_s:g} s on: budget {change.setting.step_tokens:,}" for change in job.changes)
+    changed = "".join(f"\nfrom {change.at_s:g} s on: budget {change.setting.step_tokens:,}" for change in changes)
     print(f"{what_was_replayed(record)}\n{table.title}{changed}\n\n{table.text()}")
     return 0
 

@@ -7,13 +7,11 @@ from functools import partial
 from rooftune.policies.commands import Command
 from rooftune.policies.errors import InputError
 from rooftune.policies.request import Setting
-from rooftune.tuner.cli.flags.engine import MAX_ENGINE_TOKENS, add_engine_flags, read_engine
-from rooftune.tuner.cli.flags.target import add_target_flags, read_slo
-from rooftune.tuner.cli.flags.traffic import add_model_flag, add_traffic_flags, read_model, read_traffic
+from rooftune.tuner.cli.flags.case import add_case_flags, read_case
+from rooftune.tuner.cli.flags.engine import MAX_ENGINE_TOKENS
 from rooftune.tuner.cli.flags.values import add_value, parse_count
 from rooftune.tuner.cli.output import progress_to_stderr, warm_twin
 from rooftune.tuner.record import json_text
-from rooftune.tuner.report.build import engine_part, traffic_part
 from rooftune.tuner.report.replays import many_settings, replay_record, what_was_replayed
 from rooftune.tuner.search.evaluation import Role
 from rooftune.tuner.search.objective import evaluate
@@ -30,17 +28,13 @@ LIST is values and ranges FIRST:LAST:STEP, LAST included when a step meets it.""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``sweep``."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
-    add_traffic_flags(parser)
-    add_model_flag(parser)
+    add_case_flags(parser)
     grid = parser.add_argument_group("grid")
     budgets = f"token budgets (default {BUDGETS}, up to the ceiling)"
     add_value(grid, "--budgets", partial(parse_counts, low=1), "LIST", budgets)
     caps = "chunk caps, 0 = none (default 0)"
     add_value(grid, "--caps", partial(parse_counts, low=0), "LIST", caps, default=[0])
-    add_target_flags(parser)
-    add_engine_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object with a row a setting, nothing else")
     parser.add_argument("--quiet", action="store_true", help="no progress")
 
@@ -65,14 +59,12 @@ def parse_counts(text: str, what: str, *, low: int) -> list[int]:
 
 def run(args: argparse.Namespace) -> int:
     """Replay the grid and print it. Raises InputError before the first replay."""
-    slo, _ = read_slo(args)
     budgets: list[int] = args.budgets or parse_counts(BUDGETS, "--budgets", low=1)
     settings = len(budgets) * len(args.caps)
     if settings > MOST_SETTINGS:
         raise InputError(f"the grid has {settings} settings, must be at most {MOST_SETTINGS}; thin it")
-    model, model_part = read_model(args.step_model)
-    traffic, changes = read_traffic(args)
-    engine, traffic, caching, sources = read_engine(args, traffic)
+    case = read_case(args)
+    engine = case.engine
     if args.budgets is None:
         # The default list is ours, so it bends to the engine; a list that was given does not.
         budgets = [b for b in budgets if engine.sequence_ceiling <= b <= engine.boot.ceiling_tokens] or [
@@ -89,14 +81,10 @@ def run(args: argparse.Namespace) -> int:
     with progress_to_stderr(args.quiet) as progress:
         warm_twin(progress)
         for done, setting in enumerate(grid, 1):
-            rows.append(evaluate(traffic, engine, setting, model, slo, Role.SWEEP)[0])
+            rows.append(evaluate(case.traffic, engine, setting, case.model, case.slo, Role.SWEEP)[0])
             progress("sweep", done, len(grid))
     record = replay_record(
-        rows,
-        slo,
-        traffic=traffic_part(traffic, changes),
-        step_model=model_part,
-        engine=engine_part(engine, caching, sources),
+        rows, case.slo, traffic=case.traffic_part, step_model=case.model_part, engine=case.engine_part
     )
     if args.json:
         sys.stdout.write(json_text(record))

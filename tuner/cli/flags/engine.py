@@ -7,7 +7,8 @@ from rooftune.policies.errors import InputError
 from rooftune.policies.request import Boot, Setting
 from rooftune.tuner.cli.flags.traffic import without_prefixes
 from rooftune.tuner.cli.flags.values import Reader, add_value, parse_count
-from rooftune.tuner.record import Source
+from rooftune.tuner.record import EnginePart, Source
+from rooftune.tuner.report.build import engine_part
 from rooftune.tuner.sim.engine import Engine, check_setting
 from rooftune.tuner.traffic.workload import Traffic
 
@@ -54,9 +55,9 @@ def parse_switch(text: str, what: str) -> bool:
     return text == "on"
 
 
-def read_engine(args: argparse.Namespace, traffic: Traffic) -> tuple[Engine, Traffic, bool, dict[str, Source]]:
-    """The engine; the traffic as that engine sees it (no prefixes when it does not cache them); whether it caches
-    them; and for each value where it came from. Raises InputError.
+def read_engine(args: argparse.Namespace, traffic: Traffic) -> tuple[Engine, Traffic, EnginePart]:
+    """The engine; the traffic as that engine sees it (no prefixes when it does not cache them); and the engine's values
+    with where they came from. Raises InputError.
     """
     ceiling = args.ceiling or CEILING_TOKENS
     block = args.block_tokens or BLOCK_TOKENS
@@ -88,7 +89,8 @@ def read_engine(args: argparse.Namespace, traffic: Traffic) -> tuple[Engine, Tra
         "decodes_kept_moving": args.keep_decodes_moving,
     }
     sources: dict[str, Source] = {name: "assumed" if value is None else "given" for name, value in stated.items()}
-    return Engine(boot, kv_tokens // block, max_seqs), traffic, caching, sources
+    engine = Engine(boot, kv_tokens // block, max_seqs)
+    return engine, traffic, engine_part(engine, caching, sources)
 
 
 def read_current(args: argparse.Namespace, engine: Engine) -> tuple[Setting, Source]:

@@ -62,14 +62,14 @@ def add_target_flags(parser: argparse.ArgumentParser) -> None:
     parser.allow_abbrev = False
 
 
-def read_slo(args: argparse.Namespace, *, needed: bool = True) -> tuple[Slo, str | None]:
-    """The targets and the profile's name. Without any: InputError, or (not ``needed``) tokens per second."""
+def read_slo(args: argparse.Namespace, *, needed: bool = True) -> Slo:
+    """The targets. Without any: InputError, or (not ``needed``) tokens per second."""
     if args.profile is not None:
         if args.targets:
             raise InputError(f"--profile {args.profile} and {args.targets[0][0]} exclude each other; keep one")
-        return PROFILES[args.profile], args.profile
+        return PROFILES[args.profile]
     if not args.targets:
         if needed:
             raise InputError("no target given; give one, such as --ttft-p99 2s --gap-p99 30ms, or --profile chat")
-        return Slo((), objective="tokens_per_s"), None
-    return Slo(tuple(target for _, target in args.targets)), None
+        return Slo((), objective="tokens_per_s")
+    return Slo(tuple(target for _, target in args.targets))
