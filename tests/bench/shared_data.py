@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from rooftune.policies.errors import MissingDataError
-from rooftune.tuner.bench.data import SHARED_DATA
+
+SHARED_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
 def need_shared_data(folder: Path = SHARED_DATA) -> None:

@@ -5,11 +5,11 @@ gaps above 30 ms. Prompts 100 to 1,500 tokens, output exponential with mean 200,
 """
 
 from collections.abc import Callable
+from pathlib import Path
 
 from rooftune.policies.request import Boot, Setting
 from rooftune.policies.slo import Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS
-from rooftune.tuner.bench.data import TRACES
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.traffic.generate import document_mix
 from rooftune.tuner.traffic.reshape import scale_rate
@@ -20,6 +20,8 @@ MODEL = NAMED_MODELS["8b-2tbs"]
 ENGINE = Engine(Boot(16_384, 16, 1, 1, 0, 0), 600_000 // 16, 256)
 SLO = Slo((Target("ttft", 2.0, 0.99), Target("gap", 0.03, 0.99)))
 DEFAULT = Setting(2048, max_running=256)
+TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
+AZURE_CONV = TRACES / "azure-2023-conv.csv"
 
 SHOP = "chat with 1 in 8 documents"
 BURSTS = "the same in bursts"

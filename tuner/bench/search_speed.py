@@ -25,7 +25,7 @@ from rooftune.policies.request import Boot, Setting
 from rooftune.policies.slo import Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS
 from rooftune.tuner.bench.children import cost_of
-from rooftune.tuner.bench.data import AZURE_CONV
+from rooftune.tuner.bench.mixes import AZURE_CONV
 from rooftune.tuner.control.job import Job, SearchAnswer, WindowPart
 from rooftune.tuner.control.searcher.worker import ChildSearcher
 from rooftune.tuner.model.intervals import model_draws

@@ -19,7 +19,7 @@ from sched_sim.schedulers.chunked import ChunkedPrefillScheduler
 from rooftune.policies.commands import Figure
 from rooftune.policies.request import Boot, Setting
 from rooftune.policies.step_time import NAMED_MODELS
-from rooftune.tuner.bench.data import AZURE_CONV
+from rooftune.tuner.bench.mixes import AZURE_CONV
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.result import RunResult
 from rooftune.tuner.sim.twin import simulate
