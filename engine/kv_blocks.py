@@ -93,7 +93,8 @@ class ContentKeys:
         """Write the key of ``digest`` to place ``at`` of ``State.keys``."""
         key = self._key_of.get(digest)
         if key is None:
-            self._look()
+            for _ in range(min(self._LOOKS, len(self._line))):
+                self._look_at_one()
             key = self._new_key(digest)
         self._named_by[key] += 1
         self._keys[at] = key
@@ -107,25 +108,6 @@ class ContentKeys:
             if self._named_by[key] == 0 and not self._in_line[key]:
                 self._in_line[key] = True
                 self._line.append(key)
-
-    @property
-    def used(self) -> int:
-        """Keys that stand for a content now."""
-        return len(self._key_of)
-
-    @property
-    def named(self) -> int:
-        """Keys that live requests name."""
-        return sum(count > 0 for count in self._named_by)
-
-    def sweep(self) -> None:
-        """Free every unused key at once, for tests (in service each new key checks two)."""
-        for _ in range(len(self._line)):
-            self._look_at_one()
-
-    def _look(self) -> None:
-        for _ in range(min(self._LOOKS, len(self._line))):
-            self._look_at_one()
 
     def _look_at_one(self) -> None:
         key = self._line.popleft()

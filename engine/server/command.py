@@ -115,7 +115,7 @@ def _model(arguments: argparse.Namespace, blocks: int | None) -> tuple[Runner, T
         arguments.model,
         device=arguments.device,
         dtype=arguments.dtype,
-        kv_blocks="auto" if blocks is None else blocks,
+        kv_blocks=blocks,
         block_tokens=arguments.block_tokens,
     )
     return runner, ModelTokenizer(load_tokenizer(arguments.model), runner.facts.vocab_tokens)

@@ -17,13 +17,22 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from transformers import LlamaConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from rooftune.engine.step import Segment, StepBatch
 from rooftune.engine.torch import attention
 from rooftune.engine.torch.get_model import quiet
-from rooftune.engine.torch.load import DTYPES, auto_kv_blocks, choose_device, choose_dtype, free_bytes, make_runner
+from rooftune.engine.torch.load import (
+    DTYPES,
+    auto_kv_blocks,
+    choose_device,
+    choose_dtype,
+    free_bytes,
+    kv_bytes_per_token,
+    make_runner,
+)
+from rooftune.engine.torch.make_model import SHAPES, Shape, llama_config
 from rooftune.engine.torch.runner import TorchRunner
 from rooftune.policies.errors import RooftuneError, bad_value
 from rooftune.policies.step_time import chunk_attention_work
@@ -38,23 +47,12 @@ ROUND_STEPS = 3
 KERNELS_DIFFER = 0.25
 
 
-@dataclass(frozen=True)
-class Size:
-    """Shape of a Llama; vocab_tokens as in real models, because logits are part of a step."""
-
-    layers: int
-    hidden: int
-    inner: int
-    heads: int
-    kv_heads: int
-    vocab_tokens: int
-
-
+# vocab_tokens as in real models, because logits are part of a step.
 SIZES = {
-    "tiny": Size(2, 64, 192, 4, 2, 1024),
-    "1b": Size(16, 2048, 8192, 32, 8, 128_256),
-    "3b": Size(28, 3072, 8192, 24, 8, 128_256),
-    "8b": Size(32, 4096, 14_336, 32, 8, 128_256),
+    "tiny": SHAPES["tiny"],
+    "1b": Shape(layers=16, hidden=2048, inner=8192, heads=32, kv_heads=8, vocab_tokens=128_256),
+    "3b": Shape(layers=28, hidden=3072, inner=8192, heads=24, kv_heads=8, vocab_tokens=128_256),
+    "8b": Shape(layers=32, hidden=4096, inner=14_336, heads=32, kv_heads=8, vocab_tokens=128_256),
 }
 
 
@@ -114,10 +112,8 @@ def _check(device: torch.device, arguments: argparse.Namespace) -> int:
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU (a dry run)"
     print(f"torch {torch.__version__} on {card}; Llama of size {name}, random weights, {dtype}")
     model = random_model(SIZES[name], device, dtype)
-    blocks = min(
-        auto_kv_blocks(device, _block_bytes(SIZES[name], dtype), MODEL_TOKENS, BLOCK_TOKENS),
-        MOST_KV_TOKENS // BLOCK_TOKENS,
-    )
+    block_bytes = BLOCK_TOKENS * kv_bytes_per_token(model.config, dtype)
+    blocks = min(auto_kv_blocks(device, block_bytes, MODEL_TOKENS, BLOCK_TOKENS), MOST_KV_TOKENS // BLOCK_TOKENS)
     runner = make_runner(model, name=name, kv_blocks=blocks, block_tokens=BLOCK_TOKENS)
     facts = runner.facts
     print(f"{facts.parameters / 1e9:.2f} billion parameters, {facts.kv_tokens} tokens of KV")
@@ -140,33 +136,14 @@ def _fitting(device: torch.device) -> str:
     """The largest size whose weights take at most half of the free memory."""
     free = free_bytes(device)
     for name in ("8b", "3b", "1b"):
-        if 2 * 2 * _parameters(SIZES[name]) <= free:
+        if 2 * 2 * random_model(SIZES[name], torch.device("meta"), torch.bfloat16).num_parameters() <= free:
             return name
     return "tiny"
 
 
-def _parameters(size: Size) -> int:
-    head = size.hidden // size.heads
-    attention_weights = 2 * size.hidden * size.hidden + 2 * size.hidden * head * size.kv_heads
-    return 2 * size.vocab_tokens * size.hidden + size.layers * (attention_weights + 3 * size.hidden * size.inner)
-
-
-def _block_bytes(size: Size, dtype: torch.dtype) -> int:
-    entry_bytes: int = 2 * size.layers * size.kv_heads * (size.hidden // size.heads) * dtype.itemsize
-    return entry_bytes * BLOCK_TOKENS
-
-
-def random_model(size: Size, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+def random_model(shape: Shape, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     """Made on the device at once: 8 billion random numbers take a CPU minutes."""
-    config = LlamaConfig(
-        vocab_size=size.vocab_tokens,
-        hidden_size=size.hidden,
-        intermediate_size=size.inner,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads,
-        max_position_embeddings=MODEL_TOKENS,
-    )
+    config = llama_config(shape, shape.vocab_tokens, MODEL_TOKENS)
     torch.manual_seed(0)
     with torch.device(device):
         return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()

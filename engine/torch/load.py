@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import torch
 from huggingface_hub.errors import (  # type: ignore[import-not-found, unused-ignore] # absent beside the type checker
@@ -84,13 +83,13 @@ def load_runner(
     *,
     device: str = "auto",
     dtype: str = "auto",
-    kv_blocks: int | Literal["auto"] = "auto",
+    kv_blocks: int | None = None,
     block_tokens: int = DEFAULT_BLOCK_TOKENS,
 ) -> TorchRunner:
     """A runner for the model in folder ``source`` (or of that name on the hub or in its cache).
 
-    device: auto, cpu, cuda or cuda:N. dtype: auto, float32, bfloat16 or float16. Raises InputError when the
-    source, the device or the dtype cannot be used, InfeasibleError when no KV block fits the memory.
+    device: auto, cpu, cuda or cuda:N. dtype: auto, float32, bfloat16 or float16. kv_blocks: None: as many as fit.
+    Raises InputError when the source, the device or the dtype cannot be used, InfeasibleError when no KV block fits.
     """
     place = choose_device(device)
     kind = choose_dtype(dtype, place)
@@ -114,7 +113,7 @@ def make_runner(
     model: PreTrainedModel,
     *,
     name: str,
-    kv_blocks: int | Literal["auto"] = "auto",
+    kv_blocks: int | None = None,
     block_tokens: int = DEFAULT_BLOCK_TOKENS,
     pack: bool = False,
 ) -> TorchRunner:
@@ -128,7 +127,7 @@ def make_runner(
     model.set_attn_implementation(ATTENTION)
     model.eval()
     layers, kv_heads, head_dim = _attention_shape(config)
-    token_bytes = 2 * layers * kv_heads * head_dim * model.dtype.itemsize
+    token_bytes = kv_bytes_per_token(config, model.dtype)
     if block_tokens < 1:
         raise bad_value("block size", block_tokens, "at least 1 token", "16 is usual")
     most_tokens = int(config.max_position_embeddings)
@@ -136,7 +135,7 @@ def make_runner(
     weight_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     if pack and can_pack(model):
         pack_linears(model)
-    if kv_blocks == "auto":
+    if kv_blocks is None:
         kv_blocks = auto_kv_blocks(model.device, token_bytes * block_tokens, most_tokens, block_tokens)
     store = KvStore(
         layers=layers,
@@ -219,6 +218,12 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
     if dtype not in DTYPES:
         raise bad_value("dtype", dtype, f"auto or one of {', '.join(DTYPES)}", "leave it out to choose by itself")
     return DTYPES[dtype]
+
+
+def kv_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype) -> int:
+    """Keys and values of all layers."""
+    layers, kv_heads, head_dim = _attention_shape(config)
+    return 2 * layers * kv_heads * head_dim * int(dtype.itemsize)
 
 
 def _attention_shape(config: PretrainedConfig) -> tuple[int, int, int]:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -98,9 +99,9 @@ def make_model(target: Path, *, size: str, seed: int, max_model_tokens: int = 81
     return sum(weight.numel() for weight in model.parameters())
 
 
-def random_llama(shape: Shape, vocab_tokens: int, seed: int, max_model_tokens: int) -> LlamaForCausalLM:
-    """A Llama of that shape with random weights, float32; token ids 0, 1, 2 are padding, start and end."""
-    config = LlamaConfig(
+def llama_config(shape: Shape, vocab_tokens: int, max_model_tokens: int, **more: Any) -> LlamaConfig:
+    """A Llama of that shape; more: as ``LlamaConfig`` names them."""
+    return LlamaConfig(
         vocab_size=vocab_tokens,
         hidden_size=shape.hidden,
         intermediate_size=shape.inner,
@@ -108,11 +109,14 @@ def random_llama(shape: Shape, vocab_tokens: int, seed: int, max_model_tokens: i
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads,
         max_position_embeddings=max_model_tokens,
-        tie_word_embeddings=True,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
+        **more,
     )
+
+
+def random_llama(shape: Shape, vocab_tokens: int, seed: int, max_model_tokens: int) -> LlamaForCausalLM:
+    """A Llama of that shape with random weights, float32; token ids 0, 1, 2 are padding, start and end."""
+    token_ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = llama_config(shape, vocab_tokens, max_model_tokens, tie_word_embeddings=True, **token_ids)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return LlamaForCausalLM(config)

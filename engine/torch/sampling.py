@@ -33,13 +33,6 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def sample(logits: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
-    """One token id for each row of ``logits`` (rows, vocabulary); positions: where the new tokens will stand."""
-    tokens = greedy(logits)
-    draw(logits, drawn_rows(samplings), positions, tokens)
-    return tokens
-
-
 def drawn_rows(samplings: Iterable[Sampling]) -> list[tuple[int, Sampling]]:
     """The rows whose tokens are drawn at random."""
     return [(row, sampling) for row, sampling in enumerate(samplings) if sampling.temperature >= _GREEDY_BELOW]

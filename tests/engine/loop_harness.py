@@ -141,6 +141,7 @@ def check_nothing_left(engine: RunningEngine) -> None:
     check_books(engine)
     loop, state = engine._loop, state_of(engine)
     assert state.counters[r.FREE_BLOCKS] == engine.facts.kv_blocks and not loop._slot_of and engine._intake.live == 0
-    loop._keys.sweep()
-    assert loop._keys.named == 0
-    assert loop._keys.used == len({key for key in state.blocks[:, r.KEY].tolist() if key >= 0})
+    for _ in range(len(loop._keys._line)):  # in service each new key checks two
+        loop._keys._look_at_one()
+    assert not any(loop._keys._named_by)
+    assert len(loop._keys._key_of) == len({key for key in state.blocks[:, r.KEY].tolist() if key >= 0})

@@ -87,7 +87,7 @@ def test_requests_are_the_four_classes_in_turn_and_new_for_every_pair() -> None:
 
 
 def test_our_run_produces_the_requested_tokens() -> None:
-    with versus.made_model("tiny") as folder:
+    with versus.bench_model("tiny") as folder:
         ours = versus.Ours(folder)
     asks = [versus.Ask(list(range(5, 5 + length)), length) for length in (3, 9, 1)]
     result = ours.run(asks)

@@ -1,6 +1,7 @@
 """What the runner promises beyond equality: shared prefixes, sampling, no reading of foreign entries, clear defects."""
 
 import math
+from collections.abc import Sequence
 
 import pytest
 
@@ -11,7 +12,7 @@ import torch  # noqa: E402 - after the check for torch, as all below
 
 from rooftune.engine.step import Sampling, Segment, StepBatch  # noqa: E402
 from rooftune.engine.torch import attention  # noqa: E402
-from rooftune.engine.torch.sampling import all_finite, greedy, sample, uniform  # noqa: E402
+from rooftune.engine.torch.sampling import all_finite, draw, drawn_rows, greedy, uniform  # noqa: E402
 from rooftune.policies.errors import InputError  # noqa: E402
 from tests.engine import tiny  # noqa: E402
 from tests.engine.harness import RandomSchedule, Request  # noqa: E402
@@ -21,6 +22,13 @@ PROMPT = [7, 99, 23, 45, 150, 8, 31, 62, 77, 5, 11, 13, 17, 19, 23, 29, 31, 37, 
 
 def one(segment: Segment) -> StepBatch:
     return StepBatch((segment,))
+
+
+def sample(logits: torch.Tensor, samplings: list[Sampling], positions: Sequence[int]) -> list[int]:
+    """As the runner chooses: the greedy tokens, then the drawn ones in their places."""
+    tokens = greedy(logits)
+    draw(logits, drawn_rows(samplings), positions, tokens)
+    return tokens
 
 
 def test_a_prefix_of_another_request_is_read_in_place() -> None:

@@ -21,7 +21,7 @@ from rooftune.engine.metrics import Metrics
 from rooftune.engine.options import EngineOptions
 from rooftune.engine.running import RunningEngine
 from rooftune.engine.server.stream import deliver_on
-from rooftune.engine.torch.bench.models import packaged_model
+from rooftune.engine.torch.bench.models import bench_model
 from rooftune.engine.torch.geometry import StepGeometry
 from rooftune.engine.torch.linear import SlicedHead
 from rooftune.engine.torch.load import load_runner
@@ -80,7 +80,7 @@ class TimedRunner(TorchRunner):
 
 def bench(short: bool) -> Iterator[Figure]:
     """Medians over the steps. short: fewer steps."""
-    with packaged_model() as folder:
+    with bench_model() as folder:
         loaded = load_runner(str(folder), device="cpu", kv_blocks=BATCH * (sum(PROMPT_TOKENS) + STEPS) // 16)
     runner = TimedRunner.over(loaded)
     with serving() as deliver:

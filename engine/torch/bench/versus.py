@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, Generat
 from rooftune.engine.interface import GenerationRequest, TokenEvent
 from rooftune.engine.options import EngineOptions
 from rooftune.engine.running import RunningEngine
-from rooftune.engine.torch.bench.models import made_model, packaged_model
+from rooftune.engine.torch.bench.models import bench_model
 from rooftune.engine.torch.load import choose_dtype, load_runner
 from rooftune.policies.commands import Figure
 from rooftune.policies.quantiles import median_interval
@@ -59,7 +59,7 @@ class Ran:
 
 def bench(short: bool) -> Iterator[Figure]:
     """short: a made model, whose steps are mostly overhead, and one page size; else SmolLM2."""
-    with made_model("tiny") if short else packaged_model() as folder:
+    with bench_model("tiny" if short else None) as folder:
         yield from compare(folder, *(7, 12, PAGE_TOKENS[:1]) if short else (5, 16, PAGE_TOKENS))
 
 
