@@ -10,7 +10,6 @@ from rooftune.engine.loop import EngineLoop
 from rooftune.engine.options import EngineOptions
 from rooftune.engine.protocol import TuningDesk
 from rooftune.engine.step import ModelFacts, Runner
-from rooftune.policies import wire
 
 
 class RunningEngine:
@@ -23,7 +22,7 @@ class RunningEngine:
         facts = runner.facts
         self._facts, self._now_s = facts, now_s
         self._most_tokens = options.max_request_tokens(facts)
-        self._desk = TuningDesk(
+        self._desk = desk = TuningDesk(
             options.about(facts),
             options.envelope(),
             options.setting,
@@ -34,6 +33,9 @@ class RunningEngine:
         )
         self._intake = Intake(facts, options, now_s)
         self._loop = EngineLoop(runner, options, self._intake, self._desk, now_s)
+        # The tuning protocol is the desk's.
+        self.tuning_state, self.push, self.revert, self.resume = desk.tuning_state, desk.push, desk.revert, desk.resume
+        self.steps_after, self.requests_after = desk.steps_after, desk.requests_after
         self._thread: Thread | None = None
         self._stopping = self._broken = False
 
@@ -63,26 +65,6 @@ class RunningEngine:
     def step(self) -> bool:
         """One step on the caller's thread, which must be the only one; see ``EngineLoop.step``."""
         return self._loop.step()
-
-    # --- tuning ---
-
-    def tuning_state(self) -> wire.State:
-        return self._desk.tuning_state()
-
-    def push(self, request: wire.PushRequest) -> wire.PushAnswer | wire.Refusal:
-        return self._desk.push(request)
-
-    def revert(self, request: wire.RevertRequest) -> wire.PushAnswer:
-        return self._desk.revert(request)
-
-    def resume(self, request: wire.ResumeRequest) -> wire.PushAnswer:
-        return self._desk.resume(request)
-
-    def steps_after(self, after: int) -> wire.StepColumns:
-        return self._desk.steps_after(after)
-
-    def requests_after(self, after: int) -> wire.RequestColumns:
-        return self._desk.requests_after(after)
 
     def snapshot(self) -> Snapshot:
         left_s = self._desk.lease_left_s()

@@ -4,6 +4,7 @@ Answers are JSON text already, so that an answer from another process is passed 
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 from rooftune.engine.interface import Tuning
@@ -24,32 +25,29 @@ class TuningSource(Protocol):
 
     async def read(self, what: Read, after: int) -> str: ...
 
-    async def change(self, what: Change, wish: wire.Message) -> tuple[int, str]: ...
-
-    async def revision(self) -> int: ...
+    async def change(self, what: Change, message: wire.Message) -> tuple[int, str]: ...
 
 
 def read(tuning: Tuning, what: str, after: int) -> str:
-    """The JSON of one read; raises ValueError for another name."""
-    if what == "state":
-        return tuning.tuning_state().model_dump_json()
-    if what == "steps":
-        return tuning.steps_after(after).model_dump_json()
-    if what == "requests":
-        return tuning.requests_after(after).model_dump_json()
-    raise ValueError(f"no such read: {what!r:.40}")
+    """The JSON of one read; raises KeyError for another name."""
+    reads: dict[str, Callable[[], wire.Message]] = {
+        "state": tuning.tuning_state,
+        "steps": lambda: tuning.steps_after(after),
+        "requests": lambda: tuning.requests_after(after),
+    }
+    return reads[what]().model_dump_json()
 
 
-def change(tuning: Tuning, wish: wire.Message) -> tuple[int, str]:
+def change(tuning: Tuning, message: wire.Message) -> tuple[int, str]:
     """HTTP status and JSON of one change; raises ValueError for another message."""
-    if isinstance(wish, wire.PushRequest):
-        answer = tuning.push(wish)
-    elif isinstance(wish, wire.RevertRequest):
-        answer = tuning.revert(wish)
-    elif isinstance(wish, wire.ResumeRequest):
-        answer = tuning.resume(wish)
+    if isinstance(message, wire.PushRequest):
+        answer = tuning.push(message)
+    elif isinstance(message, wire.RevertRequest):
+        answer = tuning.revert(message)
+    elif isinstance(message, wire.ResumeRequest):
+        answer = tuning.resume(message)
     else:
-        raise ValueError(f"no such change: {type(wish).__name__}")
+        raise ValueError(f"no such change: {type(message).__name__}")
     status = wire.REFUSAL_STATUS[answer.code] if isinstance(answer, wire.Refusal) else 200
     return status, answer.model_dump_json()
 
@@ -63,8 +61,5 @@ class OwnEngine:
     async def read(self, what: Read, after: int) -> str:
         return await asyncio.to_thread(read, self._tuning, what, after)
 
-    async def change(self, what: Change, wish: wire.Message) -> tuple[int, str]:
-        return await asyncio.to_thread(change, self._tuning, wish)
-
-    async def revision(self) -> int:
-        return self._tuning.tuning_state().revision
+    async def change(self, what: Change, message: wire.Message) -> tuple[int, str]:
+        return await asyncio.to_thread(change, self._tuning, message)

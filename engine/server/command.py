@@ -16,7 +16,7 @@ from rooftune.engine.server import flags
 from rooftune.engine.server.app import private_app, public_app
 from rooftune.engine.server.openai import Service
 from rooftune.engine.server.request import Served, Tokenizer
-from rooftune.engine.server.run import Listener, bind_tcp, bind_unix, run
+from rooftune.engine.server.run import bind_tcp, bind_unix, run
 from rooftune.engine.server.stream import ByteTokenizer
 from rooftune.engine.server.tuning import SecretFile
 from rooftune.engine.step import Runner
@@ -79,9 +79,9 @@ def serve(arguments: argparse.Namespace) -> int:
             on_rejected=metrics.on_rejected,
         )
         public_secret = tuning_secret if private is None else None
-        listeners = [Listener(public_app(service, metrics, public_secret), public)]
+        listeners = [(public_app(service, metrics, public_secret), public)]
         if private is not None:
-            listeners.append(Listener(private_app(engine, metrics, tuning_secret), private))
+            listeners.append((private_app(engine, metrics, tuning_secret), private))
         print(_about(runner, options.setting.step_tokens), flush=True)
         # Objects that live as long as the server are left out of garbage collection: with torch loaded, one full
         # collection stops every stream for longer than a step.

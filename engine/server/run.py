@@ -6,7 +6,6 @@ import math
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
@@ -24,12 +23,8 @@ _MOST_KEEPIDLE_S = 32_767  # Linux's own bound
 _PROBE_EVERY_S = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Listener:
-    """One application on one bound socket."""
-
-    app: ASGIApp
-    bound: socket.socket
+# An application and the bound socket that it answers at.
+Listener = tuple[ASGIApp, socket.socket]
 
 
 def bind_tcp(host: str, port: int, client_s: float) -> socket.socket:
@@ -126,10 +121,10 @@ async def serve(
     """Serve until a signal comes out of ``signals``."""
     engine.deliver_with(deliver_on(asyncio.get_running_loop()))
     engine.start()
-    servers = [make_server(listener.app) for listener in listeners]
+    servers = [make_server(app) for app, _ in listeners]
     serving = [
-        asyncio.create_task(server.serve(sockets=[listener.bound]))
-        for server, listener in zip(servers, listeners, strict=True)
+        asyncio.create_task(server.serve(sockets=[bound]))
+        for server, (_, bound) in zip(servers, listeners, strict=True)
     ]
     try:
         while not all(server.started for server in servers):

@@ -206,7 +206,8 @@ def _json(text: str, status: int = 200) -> Response:
 
 
 async def _malformed(source: TuningSource, message: str, status: int = 422) -> Response:
-    refusal = wire.Refusal(code="malformed", revision=await source.revision(), message=message[:1000])
+    state = wire.parse(wire.State, (await source.read("state", -1)).encode(), wire.MAX_ANSWER_BYTES)
+    refusal = wire.Refusal(code="malformed", revision=state.revision, message=message[:1000])
     return _json(refusal.model_dump_json(), status)
 
 
@@ -230,8 +231,8 @@ async def _change(source: TuningSource, request: Request, what: Change) -> Respo
         return await _malformed(source, error.message, error.status)
     empty_is_fine = what == "revert"  # so that a plain curl -X DELETE reverts
     try:
-        wish = wire.parse(CHANGES[what], body or (b"{}" if empty_is_fine else b""))
+        parsed = wire.parse(CHANGES[what], body or (b"{}" if empty_is_fine else b""))
     except InputError as error:
         return await _malformed(source, str(error))
-    status, answer = await source.change(what, wish)
+    status, answer = await source.change(what, parsed)
     return _json(answer, status)

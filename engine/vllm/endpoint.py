@@ -39,16 +39,12 @@ class EngineProcess:
         self.client: Any = None  # vLLM's engine client, once the engine is ready
 
     async def read(self, what: Read, after: int) -> str:
-        return (await self._ask(what, str(after)))[1]
+        return (await self._call(what, str(after)))[1]
 
-    async def change(self, what: Change, wish: wire.Message) -> tuple[int, str]:
-        return await self._ask(what, wish.model_dump_json())
+    async def change(self, what: Change, message: wire.Message) -> tuple[int, str]:
+        return await self._call(what, message.model_dump_json())
 
-    async def revision(self) -> int:
-        state = wire.parse(wire.State, (await self.read("state", -1)).encode(), wire.MAX_ANSWER_BYTES)
-        return state.revision
-
-    async def _ask(self, what: str, body: str) -> tuple[int, str]:
+    async def _call(self, what: str, body: str) -> tuple[int, str]:
         core = getattr(self.client, "engine_core", None)
         if core is None:
             raise ApiError(503, "the engine is still starting; retry", code="engine_unavailable", retry_after_s=1)

@@ -18,7 +18,7 @@ from rooftune.engine.server.app import private_app, public_app
 from rooftune.engine.server.limits import Limits
 from rooftune.engine.server.openai import Service
 from rooftune.engine.server.request import Served, Tokenizer
-from rooftune.engine.server.run import Listener, bind_tcp, serve
+from rooftune.engine.server.run import bind_tcp, serve
 from rooftune.engine.server.stream import ByteTokenizer
 from rooftune.engine.server.tuning import SecretFile
 from rooftune.engine.step import ModelFacts, StepBatch
@@ -167,8 +167,8 @@ def live(
     secret = SecretFile(tuning_token) if tuning_token else None
     sockets = [bind_tcp("127.0.0.1", 0, client_s) for _ in range(2)]
     listeners = [
-        Listener(public_app(service, metrics, secret), sockets[0]),
-        Listener(private_app(engine, metrics, secret), sockets[1]),
+        (public_app(service, metrics, secret), sockets[0]),
+        (private_app(engine, metrics, secret), sockets[1]),
     ]
     stop, ready, problems = Stop(), threading.Event(), list[BaseException]()
 

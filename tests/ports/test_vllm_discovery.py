@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rooftune.tuner.ports.base import PortError, PortFault
-from rooftune.tuner.ports.vllm.port import Access, KvPool, Unseen, Use, discover
+from rooftune.tuner.ports.vllm.port import Access, Unseen, Use, discover
 from rooftune.tuner.ports.vllm.versions import Hook, Version
 from tests.ports.samples import state
 from tests.ports.scripted import Script, answer, message, routes
@@ -19,29 +19,18 @@ vllm:time_to_first_token_seconds_bucket{engine="0",le="0.1"} 3
 vllm:inter_token_latency_seconds_sum{engine="0"} 3
 vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="2588",note="a\\"b}"} 1.0
 """
-MODELS = b'{"object":"list","data":[{"id":"mine","max_model_len":8192,"object":"model"},{"id":"lora"}]}'
 
 
-def vllm(
-    page: str = PAGE, version: bytes = b'{"version":"0.32.0+cpu"}', models: Script | None = None
-) -> dict[str, Script]:
-    return {
-        "/metrics": answer(200, page.encode()),
-        "/version": answer(200, version),
-        "/v1/models": models or answer(200, MODELS),
-    }
+def vllm(page: str = PAGE, version: bytes = b'{"version":"0.32.0+cpu"}') -> dict[str, Script]:
+    return {"/metrics": answer(200, page.encode()), "/version": answer(200, version)}
 
 
 def test_vllm_without_the_hook_can_be_watched_and_advised() -> None:
     with routes(vllm()) as server:
         found = discover(server.url)
-        assert [head.split(" ")[1] for head, _ in server.asked] == [
-            "/tuning/v1/state", "/metrics", "/version", "/v1/models",
-        ]  # fmt: skip
+        assert [head.split(" ")[1] for head, _ in server.asked] == ["/tuning/v1/state", "/metrics", "/version"]
     assert found.access is Access.OBSERVE_ONLY and found.state is None
     assert found.version == Version(0, 32) and found.able is not None and found.able.hook is Hook.MOVES
-    assert found.models == ("mine", "lora") and found.model_tokens == 8192
-    assert found.pool == KvPool(2588, 16) and found.pool.tokens == 41_408
     assert found.uses == frozenset(Use) and found.missing == {} and found.engines == 1
     assert found.unseen == frozenset(Unseen), "no page tells these, whatever the version"
 
@@ -49,7 +38,7 @@ def test_vllm_without_the_hook_can_be_watched_and_advised() -> None:
 def test_a_recorded_page_of_a_real_server(shared_data: Path) -> None:
     with routes(vllm((shared_data / "metrics" / "vllm-0.32.0-cpu.prom").read_text())) as server:
         found = discover(server.url)
-    assert found.uses == frozenset(Use) and found.pool == KvPool(4096, 128) and found.engines == 1
+    assert found.uses == frozenset(Use) and found.engines == 1
 
 
 def test_old_metric_names_are_recognised() -> None:
@@ -79,13 +68,6 @@ def test_an_unreported_version_is_unknown(version: bytes) -> None:
     with routes(vllm(version=version)) as server:
         found = discover(server.url)
     assert found.version is None and found.able is not None and found.able.hook is Hook.READ_ONLY
-    assert not found.able.live
-
-
-def test_models_behind_an_api_key_are_unknown() -> None:
-    with routes(vllm(models=answer(401, b'{"error":"Unauthorized"}'))) as server:
-        found = discover(server.url)
-    assert found.access is Access.OBSERVE_ONLY and found.models == () and found.model_tokens is None
 
 
 @pytest.mark.parametrize("page", [None, "go_goroutines 3\n", "# vllm:num_requests_running\n", ""])
@@ -98,7 +80,7 @@ def test_an_engine_with_the_protocol_identifies_itself() -> None:
     hooked = message(state(engine="vllm", engine_version="0.31.2"))
     with routes({"/tuning/v1/state": hooked}) as server:
         found = discover(server.url)
-    assert found.access is Access.PROTOCOL and found.state is not None and found.model_tokens == 4096
+    assert found.access is Access.PROTOCOL and found.state is not None
     assert found.version == Version(0, 31, 2) and found.able is not None and not found.able.tried
     with routes({"/tuning/v1/state": message(state())}) as server:
         found = discover(server.url)
@@ -111,7 +93,7 @@ def test_the_tuning_token_is_sent_only_to_the_protocol(tmp_path: Path) -> None:
     with routes(vllm()) as server:
         discover(server.url, file)
         sent = [server.header("authorization", at) is not None for at in range(len(server.asked))]
-    assert sent == [True, False, False, False]
+    assert sent == [True, False, False]
 
 
 def test_a_refusing_protocol_is_not_taken_for_a_vllm_without_one() -> None:

@@ -55,7 +55,6 @@ def test_without_the_hook_vllm_is_only_observed(
     assert caught.value.fault is PortFault.NO_PROTOCOL
     assert found.access is Access.OBSERVE_ONLY and found.uses == frozenset(Use) and found.unseen == frozenset(Unseen)
     assert found.version is not None and found.able is not None and found.able.hook is Hook.MOVES and found.able.tried
-    assert found.models == ("mine",) and found.model_tokens == 8192 and found.pool is not None
     assert ended == 1 and "without the hook" in capsys.readouterr().out
 
 

@@ -84,7 +84,7 @@ def read_env(folder: Path) -> VllmEnv:
     for found in distributions(path=[str(site) for site in sites]):
         installed.setdefault(_key(_name(found)), found)
     plugins = {
-        Plugin(printable(point.name), point.group, printable(_name(found)))
+        Plugin(_printable(point.name), point.group, _printable(_name(found)))
         for found in installed.values()
         for point in _points(found)
         if point.group in GROUPS
@@ -127,9 +127,8 @@ def _key(name: str) -> str:
 
 def _version(installed: dict[str, Distribution], names: Iterable[str]) -> str:
     found = [installed[name].version for name in names if name in installed]
-    return printable(str(found[0])) if found else ""
+    return _printable(str(found[0])) if found else ""
 
 
-def printable(text: str) -> str:
-    """At most 200 characters, a space for each control character."""
+def _printable(text: str) -> str:
     return re.sub(r"[\x00-\x1f\x7f]", " ", text)[:200]

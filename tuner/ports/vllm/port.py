@@ -17,7 +17,6 @@ from rooftune.policies import wire
 from rooftune.tuner.ports.base import PortError, PortFault
 from rooftune.tuner.ports.fetch import Fetcher, Reply, Timeouts
 from rooftune.tuner.ports.http import HttpPort
-from rooftune.tuner.ports.vllm.env import printable
 from rooftune.tuner.ports.vllm.versions import Capabilities, Version, capabilities, parse_version
 
 PAGE_BYTES = 4 * 1024 * 1024
@@ -67,32 +66,17 @@ _LABEL = re.compile(r'([a-zA-Z0-9_]+)="((?:[^"\\]|\\.)*)"')
 
 
 @dataclass(frozen=True)
-class KvPool:
-    """blocks of block_tokens each, as vLLM's cache_config_info tells of one engine."""
-
-    blocks: int
-    block_tokens: int
-
-    @property
-    def tokens(self) -> int:
-        return self.blocks * self.block_tokens
-
-
-@dataclass(frozen=True)
 class Found:
     """What is at an address. None: not told.
 
-    state: of the protocol. models: names served, model_tokens: the first one's maximum length. engines: data-parallel
-    engines behind this address. uses, unseen: of an engine that is only observed; missing: use -> series it lacks.
+    state: of the protocol. engines: data-parallel engines behind this address. uses, unseen: of an engine that is only
+    observed; missing: use -> series it lacks.
     """
 
     access: Access
     state: wire.State | None = None
     version: Version | None = None
     able: Capabilities | None = None
-    models: tuple[str, ...] = ()
-    model_tokens: int | None = None
-    pool: KvPool | None = None
     engines: int = 1
     uses: frozenset[Use] = frozenset()
     missing: Mapping[Use, tuple[str, ...]] | None = None
@@ -116,8 +100,7 @@ def discover(
         else:
             version = parse_version(state.engine_version) if state.engine == "vllm" else None
             able = capabilities(version) if state.engine == "vllm" else None
-            tokens = state.envelope.model_tokens
-            return Found(Access.PROTOCOL, state, version, able, models=(state.model,), model_tokens=tokens)
+            return Found(Access.PROTOCOL, state, version, able)
     with closing(Fetcher(base_url, None, timeouts, ca_file=ca_file)) as fetcher:
         return _without_hook(fetcher)
 
@@ -129,17 +112,13 @@ def _without_hook(fetcher: Fetcher) -> Found:
     if not series:
         return Found(Access.UNKNOWN_SERVER)
     version = _version(fetcher.ask("GET", "/version", limit_bytes=_SMALL_BYTES))
-    models, model_tokens = _models(fetcher.ask("GET", "/v1/models", limit_bytes=_SMALL_BYTES))
     missing = {use: lacks for use in _NEEDS if (lacks := _lacks(use, series))}
-    configs = _configs(text)
+    labels = [dict(_LABEL.findall(match[1])) for match in _CONFIG.finditer(text)]
     return Found(
         Access.OBSERVE_ONLY,
         version=version,
         able=capabilities(version),
-        models=models,
-        model_tokens=model_tokens,
-        pool=_pool(configs),
-        engines=max(1, len({labels.get("engine") for labels in configs})),
+        engines=max(1, len({engine.get("engine") for engine in labels})),
         uses=frozenset({*_NEEDS, Use.BOOT_ADVICE} - set(missing)),
         missing=missing,
         unseen=frozenset(Unseen),
@@ -150,31 +129,8 @@ def _lacks(use: Use, series: frozenset[str]) -> tuple[str, ...]:
     return tuple(names[0] for names in _NEEDS[use] if not any(name in series for name in names))
 
 
-def _configs(text: str) -> list[dict[str, str]]:
-    return [dict(_LABEL.findall(match[1])) for match in _CONFIG.finditer(text)]
-
-
-def _pool(configs: list[dict[str, str]]) -> KvPool | None:
-    """The pool of the first engine that tells one."""
-    for labels in configs:
-        blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
-        if re.fullmatch(r"[1-9]\d{0,11}", blocks) and re.fullmatch(r"[1-9]\d{0,5}", size):
-            return KvPool(int(blocks), int(size))
-    return None
-
-
-# Answers of another project: only what is needed is looked at, and pydantic ignores the rest.
 class _Version(BaseModel):
     version: str
-
-
-class _Model(BaseModel):
-    id: str
-    max_model_len: int | None = None
-
-
-class _Models(BaseModel):
-    data: tuple[_Model, ...]
 
 
 def _version(reply: Reply) -> Version | None:
@@ -182,14 +138,3 @@ def _version(reply: Reply) -> Version | None:
         return parse_version(_Version.model_validate_json(reply.body).version) if reply.status == 200 else None
     except ValidationError:
         return None
-
-
-def _models(reply: Reply) -> tuple[tuple[str, ...], int | None]:
-    """Names and the first maximum length; nothing when the API key guards them."""
-    try:
-        found = _Models.model_validate_json(reply.body).data[:100] if reply.status == 200 else ()
-    except ValidationError:
-        found = ()
-    names = tuple(printable(model.id) for model in found)
-    lengths = [model.max_model_len for model in found if model.max_model_len is not None and model.max_model_len > 0]
-    return names, lengths[0] if lengths else None

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import total_ordering
 
-from rooftune.policies.envelope import KNOB_NAMES
-
 
 class Flag(StrEnum):
     """What a boot flag does in a version."""
@@ -80,36 +78,23 @@ _HOOK = range(27, 33)  # whose scheduler has been read; endpoint plugins came wi
 _NO_ROUTES = 20  # up to here there are no endpoint plugins
 
 DEFAULTS: Mapping[str, int] = {"max_partial_prefills": 1, "max_long_partial_prefills": 1}
-# Knobs that a scheduler without them lacks, and the first minor version that is known to have them.
-_BORN_WITH = {"max_running": 32, "adaptive_chunk_cap": 32}
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """flags: name in FLAGS -> what it does. hook: what ours does. tried: this minor version was run with the hook.
-
-    live: knobs that the hook is known to move; a running hook's own state says it exactly and wins.
-    """
+    """flags: name in FLAGS -> what it does. hook: what ours does. tried: this minor version was run with the hook."""
 
     version: Version | None
     flags: Mapping[str, Flag]
     hook: Hook
     tried: bool
-    live: frozenset[str]
 
 
 def capabilities(version: Version | None) -> Capabilities:
     """What is known of a version; of one that is not known nothing is assumed."""
     minor = version.minor if version is not None and version.major == 0 else -1
     hook = Hook.MOVES if minor in _HOOK else Hook.NONE if 0 <= minor <= _NO_ROUTES else Hook.READ_ONLY
-    live = frozenset(name for name in KNOB_NAMES if hook is Hook.MOVES and _BORN_WITH.get(name, minor) <= minor)
-    return Capabilities(
-        version=version,
-        flags={name: _flag(name, minor) for name in FLAGS},
-        hook=hook,
-        tried=minor == _READ[1],
-        live=live,
-    )
+    return Capabilities(version, {name: _flag(name, minor) for name in FLAGS}, hook, tried=minor == _READ[1])
 
 
 def _flag(name: str, minor: int) -> Flag:
