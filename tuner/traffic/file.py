@@ -42,9 +42,8 @@ _KEYS = re.compile(r"(?:[0-9]{1,10}(?: [0-9]{1,10})*)?")
 
 def parse_csv(text: str, where: str, *, sort: bool = False) -> Traffic:
     """Traffic from the text of a general CSV. Raises InputError naming line, column, value and bound."""
-    span_tokens = 0
-    marked = text.startswith("#")
-    if marked:
+    span_tokens, skip_lines = 0, 0
+    if text.startswith("#"):
         first = re.split(r"[\r\n]", text, maxsplit=1)[0]
         match = _MARKER.fullmatch(first)
         if match is None:
@@ -52,8 +51,8 @@ def parse_csv(text: str, where: str, *, sort: bool = False) -> Traffic:
                 f"{where} line 1: {shown(first)} is no marker; write '# {FORMAT} {VERSION}' or drop the line"
             )
         _check_version(int(match[1]), where)
-        span_tokens = int(match[2] or 0)
-    return _traffic(csv_table(text, where, REQUIRED, OPTIONAL, skip_lines=int(marked)), span_tokens, sort)
+        span_tokens, skip_lines = int(match[2] or 0), 1
+    return _traffic(csv_table(text, where, REQUIRED, OPTIONAL, skip_lines), span_tokens, sort)
 
 
 def parse_jsonl(rows: list[dict[str, object]], lines: list[int], where: str, *, sort: bool = False) -> Traffic:

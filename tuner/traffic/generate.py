@@ -6,7 +6,7 @@ of one leaves the others as they were: the same arrivals with other lengths, the
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -145,8 +145,7 @@ def with_rare_class(rare: RequestClass, rest: tuple[RequestClass, ...]) -> tuple
     left = 1.0 - rare.share
     if left <= 0.0:
         raise bad_value("share of the long prompts", rare.share, "below 1", "give --prompt instead")
-    scaled = tuple(RequestClass(c.share * left, c.prompt, c.output, c.tenant, c.cached_share, c.pairs) for c in rest)
-    return (*scaled, rare)
+    return (*(replace(one, share=one.share * left) for one in rest), rare)
 
 
 DAY_S = 86_400.0

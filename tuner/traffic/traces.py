@@ -104,12 +104,9 @@ def _looks_like_mooncake(rows: list[dict[str, object]]) -> bool:
 def _azure(table: Table, sort: bool) -> Traffic:
     arrival_s = _timestamps_s(table, "TIMESTAMP")
     table, arrival_s = in_order_of_arrival(table, "TIMESTAMP", arrival_s, sort)
-    return _from_zero(
-        table,
-        arrival_s,
-        whole_column(table, "ContextTokens", 1, MAX_TOKENS_PER_REQUEST),
-        whole_column(table, "GeneratedTokens", 1, MAX_TOKENS_PER_REQUEST),
-    )
+    prompt = whole_column(table, "ContextTokens", 1, MAX_TOKENS_PER_REQUEST)
+    output = whole_column(table, "GeneratedTokens", 1, MAX_TOKENS_PER_REQUEST)
+    return _from_zero(table, arrival_s, prompt, output, None)
 
 
 def _timestamps_s(table: Table, column: str) -> FloatArray:
@@ -138,7 +135,7 @@ def _mooncake(table: Table, sort: bool) -> Traffic:
     prompt = whole_column(table, "input_length", 1, MAX_TOKENS_PER_REQUEST)
     output = whole_column(table, "output_length", 1, MAX_TOKENS_PER_REQUEST)
     if "hash_ids" not in table.columns:
-        return _from_zero(table, arrival_s, prompt, output)
+        return _from_zero(table, arrival_s, prompt, output, None)
     rows: list[list[int]] = []
     for row, cell in enumerate(table.columns["hash_ids"]):
         keys = [] if cell is ABSENT else cell
@@ -150,33 +147,24 @@ def _mooncake(table: Table, sort: bool) -> Traffic:
             if type(key) is not int or key < 0:
                 table.refuse(row, "hash_ids", f"whole numbers of at least 0, not {shown(key)}")
         rows.append(keys)
-    offsets, numbers = prefix_rows(rows)
-    return _from_zero(table, arrival_s, prompt, output, offsets, numbers)
+    return _from_zero(table, arrival_s, prompt, output, prefix_rows(rows))
 
 
 def _from_zero(
-    table: Table,
-    arrival_s: FloatArray,
-    prompt: IntArray,
-    output: IntArray,
-    prefix_offsets: IntArray | None = None,
-    prefix_keys: IntArray | None = None,
+    table: Table, arrival_s: FloatArray, prompt: IntArray, output: IntArray, prefixes: tuple[IntArray, IntArray] | None
 ) -> Traffic:
-    """Traffic whose first request arrives at 0 (the traces count from an instant of their own)."""
-    none = np.zeros(0, dtype=np.int64)
+    """Traffic whose first request arrives at 0 (the traces count from an instant of their own).
+
+    prefixes: offsets and keys of ``Traffic``, None where no content is known.
+    """
     arrival_s = arrival_s - arrival_s[0]
     if arrival_s[-1] > MAX_ARRIVAL_S:
         raise InputError(
             f"{table.where} spans {arrival_s[-1]:g} s, must be at most {MAX_ARRIVAL_S:g} s; correct its times"
         )
-    return Traffic(
-        arrival_s=arrival_s,
-        prompt_tokens=prompt,
-        output_tokens=output,
-        cached_tokens=np.zeros(len(prompt), dtype=np.int64),
-        tenant=np.zeros(len(prompt), dtype=np.int64),
-        prefix_offsets=none if prefix_offsets is None else prefix_offsets,
-        prefix_keys=none if prefix_keys is None else prefix_keys,
-        prefix_span_tokens=0 if prefix_offsets is None else MOONCAKE_SPAN_TOKENS,
-        name=table.where,
-    )
+    none = np.zeros(len(prompt), dtype=np.int64)
+    traffic = Traffic(arrival_s, prompt, output, cached_tokens=none, tenant=none, name=table.where)
+    if prefixes is None:
+        return traffic
+    offsets, keys = prefixes
+    return replace(traffic, prefix_offsets=offsets, prefix_keys=keys, prefix_span_tokens=MOONCAKE_SPAN_TOKENS)
