@@ -33,7 +33,7 @@ from rooftune.policies.errors import InputError
 LOG = logging.getLogger("vllm.rooftune")
 EVERY_S = 2.0
 
-Ask = Callable[[Read, int], Awaitable[str]]
+Fetch = Callable[[Read, int], Awaitable[str]]
 
 
 class Series(Collector):
@@ -49,23 +49,23 @@ class Series(Collector):
         self._lost = 0
         self._steps_at = self._requests_at = -1
 
-    async def follow(self, ask: Ask, every_s: float = EVERY_S) -> None:
+    async def follow(self, fetch: Fetch, every_s: float = EVERY_S) -> None:
         """Until cancelled; retries an engine that does not answer."""
         while True:
             try:
-                await self.read(ask)
+                await self.read(fetch)
             except (ApiError, InputError) as error:
                 LOG.debug("rooftune: /metrics was not updated: %s", error)
             await asyncio.sleep(every_s)
 
-    async def read(self, ask: Ask) -> None:
+    async def read(self, fetch: Fetch) -> None:
         """Count all new rows. Raises ApiError when the engine cannot be reached."""
-        state = wire.parse(wire.State, (await ask("state", -1)).encode(), wire.MAX_ANSWER_BYTES)
+        state = wire.parse(wire.State, (await fetch("state", -1)).encode(), wire.MAX_ANSWER_BYTES)
         with self._lock:
             self._state = state
-        while self._take_steps(await ask("steps", self._steps_at)):
+        while self._take_steps(await fetch("steps", self._steps_at)):
             pass
-        while self._take_requests(await ask("requests", self._requests_at)):
+        while self._take_requests(await fetch("requests", self._requests_at)):
             pass
 
     def _take_steps(self, text: str) -> bool:

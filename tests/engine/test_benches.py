@@ -7,7 +7,8 @@ import pytest
 pytestmark = pytest.mark.engine
 pytest.importorskip("torch", reason="needs torch (make engine-env)")
 
-from rooftune.engine.torch.bench import overhead, versus  # noqa: E402 - after the check for torch
+from rooftune.engine.interface import GenerationRequest  # noqa: E402 - after the check for torch
+from rooftune.engine.torch.bench import overhead, versus  # noqa: E402
 from rooftune.policies.errors import MissingDataError  # noqa: E402
 from tests.engine import tiny  # noqa: E402
 
@@ -57,9 +58,9 @@ class Answering:
     def __init__(self, name: str, order: list[str]) -> None:
         self.name, self.order = name, order
 
-    def run(self, asks: list[versus.Ask]) -> versus.Ran:
+    def run(self, work: list[GenerationRequest]) -> versus.Ran:
         self.order.append(self.name)
-        return ran(1.0, 1.0, [[7] * ask.output_tokens for ask in asks])
+        return ran(1.0, 1.0, [[7] * request.max_tokens for request in work])
 
     def close(self) -> None:
         self.order.append("closed")
@@ -82,15 +83,15 @@ def test_the_order_of_a_pair_alternates_and_a_slow_machine_measures_fewer(
 def test_requests_are_the_four_classes_in_turn_and_new_for_every_pair() -> None:
     one, two = (versus.mixed_requests(8, 1000, seed) for seed in (1, 2))
     assert one != two and one == versus.mixed_requests(8, 1000, 1)
-    for ask, (least, most, least_output, most_output) in zip(one, versus.CLASSES * 2, strict=True):
-        assert least <= len(ask.prompt) <= most and least_output <= ask.output_tokens <= most_output
+    for request, (least, most, least_output, most_output) in zip(one, versus.CLASSES * 2, strict=True):
+        assert least <= len(request.prompt_token_ids) <= most and least_output <= request.max_tokens <= most_output
 
 
 def test_our_run_produces_the_requested_tokens() -> None:
     with versus.bench_model("tiny") as folder:
         ours = versus.Ours(folder)
-    asks = [versus.Ask(list(range(5, 5 + length)), length) for length in (3, 9, 1)]
-    result = ours.run(asks)
+    work = [GenerationRequest(list(range(5, 5 + length)), length, ignore_eos=True) for length in (3, 9, 1)]
+    result = ours.run(work)
     ours.close()
     assert [len(answer) for answer in result.answers] == [3, 9, 1] and result.output_tokens == 13
     assert result.seconds > 0.0

@@ -37,14 +37,6 @@ LEAST_PAIRS = 3
 
 
 @dataclass(frozen=True)
-class Ask:
-    """One request: its prompt tokens and the exact number of tokens to produce."""
-
-    prompt: list[int]
-    output_tokens: int
-
-
-@dataclass(frozen=True)
 class Ran:
     """One run. cpu_s: CPU time of the whole process; answers: in the order of the requests."""
 
@@ -73,11 +65,11 @@ def compare(folder: Path, pairs: int, requests: int, page_tokens: Sequence[int])
     pairs_ran: list[tuple[Ran, Ran]] = []
     begun_s = time.perf_counter()
     while len(pairs_ran) < pairs and (len(pairs_ran) < LEAST_PAIRS or time.perf_counter() - begun_s < PAIRS_S):
-        asks = mixed_requests(requests, ours.vocab_tokens, seed=len(pairs_ran) + 1)
+        work = mixed_requests(requests, ours.vocab_tokens, seed=len(pairs_ran) + 1)
         if len(pairs_ran) % 2 == 0:
-            mine, other = ours.run(asks), theirs.run(asks)
+            mine, other = ours.run(work), theirs.run(work)
         else:
-            other, mine = theirs.run(asks), ours.run(asks)
+            other, mine = theirs.run(work), ours.run(work)
         if mine.output_tokens != other.output_tokens:
             raise RuntimeError(f"{mine.output_tokens} tokens against {other.output_tokens}: not the same work")
         pairs_ran.append((mine, other))
@@ -115,15 +107,15 @@ CLASSES = (
 )
 
 
-def mixed_requests(count: int, vocab_tokens: int, seed: int) -> list[Ask]:
-    """The four classes in turn."""
+def mixed_requests(count: int, vocab_tokens: int, seed: int) -> list[GenerationRequest]:
+    """The four classes in turn, each request with the exact number of tokens to produce."""
     chance = random.Random(seed)
-    asks = []
+    work = []
     for index in range(count):
         least, most, least_output, most_output = CLASSES[index % len(CLASSES)]
         prompt = [chance.randrange(3, vocab_tokens) for _ in range(chance.randint(least, most))]
-        asks.append(Ask(prompt, chance.randint(least_output, most_output)))
-    return asks
+        work.append(GenerationRequest(prompt, chance.randint(least_output, most_output), ignore_eos=True))
+    return work
 
 
 class Ours:
@@ -135,9 +127,9 @@ class Ours:
         self._engine = RunningEngine(runner, EngineOptions(Setting(step_tokens=BUDGET_TOKENS)))
         self._engine.start()
 
-    def run(self, asks: list[Ask]) -> Ran:
-        answers: list[list[int]] = [[] for _ in asks]
-        done, left = Event(), len(asks)
+    def run(self, work: list[GenerationRequest]) -> Ran:
+        answers: list[list[int]] = [[] for _ in work]
+        done, left = Event(), len(work)
 
         def hear(answer: list[int], event: TokenEvent) -> None:
             nonlocal left
@@ -148,8 +140,7 @@ class Ours:
                     done.set()
 
         begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
-        for ask, answer in zip(asks, answers, strict=True):
-            request = GenerationRequest(ask.prompt, ask.output_tokens, ignore_eos=True)
+        for request, answer in zip(work, answers, strict=True):
             self._engine.submit(request, partial(hear, answer))
         if not done.wait(LONGEST_WAIT_S):
             raise RuntimeError(f"our engine has not answered within {LONGEST_WAIT_S:g} s")
@@ -178,10 +169,13 @@ class Theirs:
             )
             self._manager = self._context.__enter__()
 
-    def run(self, asks: list[Ask]) -> Ran:
+    def run(self, work: list[GenerationRequest]) -> Ran:
         begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
         names = [
-            self._manager.add_request(ask.prompt, max_new_tokens=ask.output_tokens, eos_token_id=-1) for ask in asks
+            self._manager.add_request(
+                list(request.prompt_token_ids), max_new_tokens=request.max_tokens, eos_token_id=-1
+            )
+            for request in work
         ]
         answers: dict[str, list[int]] = {}
         while len(answers) < len(names):
@@ -199,15 +193,16 @@ class Theirs:
         self._context.__exit__(None, None, None)
 
 
-def best_of_theirs(folder: Path, dtype: torch.dtype, asks: list[Ask], pages: Sequence[int]) -> Theirs:
-    """With the page size that costs least on ``asks``: each runs twice, with other prompts, and the second counts."""
+def best_of_theirs(folder: Path, dtype: torch.dtype, work: list[GenerationRequest], pages: Sequence[int]) -> Theirs:
+    """With the page size that costs least on ``work``: each runs twice, with other prompts, and the second counts."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
     cpu_s = {}
     for page_tokens in pages if len(pages) > 1 else ():
         theirs = Theirs(model, page_tokens)
-        theirs.run(asks)
-        cpu_s[page_tokens] = theirs.run([replace(ask, prompt=ask.prompt[::-1]) for ask in asks]).cpu_s
+        theirs.run(work)
+        others = [replace(one, prompt_token_ids=one.prompt_token_ids[::-1]) for one in work]
+        cpu_s[page_tokens] = theirs.run(others).cpu_s
         theirs.close()
     best = Theirs(model, min(cpu_s, key=cpu_s.__getitem__) if cpu_s else pages[0])
-    best.run(asks)
+    best.run(work)
     return best
