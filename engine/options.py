@@ -7,7 +7,6 @@ from rooftune.engine.step import ModelFacts
 from rooftune.policies import wire
 from rooftune.policies.envelope import Envelope, full_bounds
 from rooftune.policies.errors import bad_value
-from rooftune.policies.lease import MAX_LEASE_S
 from rooftune.policies.request import Boot, Setting
 
 # A slot reserves a row of block table and keys; beyond this a queue is a memory leak and a wrong answer to load.
@@ -34,9 +33,7 @@ class EngineOptions:
     prefix_caching: bool = True
     reserve_whole_prompt: bool = True
     gap_bounds_s: tuple[float, ...] = ()
-    max_lease_s: float = MAX_LEASE_S
     ring_rows: int = wire.MAX_ROWS
-    engine: str = "rooftune-engine"
     engine_version: str = "0"
 
     def __post_init__(self) -> None:
@@ -81,7 +78,7 @@ class EngineOptions:
 
     def about(self, facts: ModelFacts) -> About:
         return About(
-            self.engine,
+            "rooftune-engine",
             self.engine_version,
             facts.name,
             wire.BootEnvelope(

@@ -28,7 +28,6 @@ class RunningEngine:
             options.setting,
             now_s,
             gap_bounds_s=options.gap_bounds_s,
-            max_lease_s=options.max_lease_s,
             ring_rows=options.ring_rows,
         )
         self._intake = Intake(facts, options, now_s)

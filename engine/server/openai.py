@@ -42,6 +42,7 @@ class Writer:
         self._written_tokens = 0
         self._first = True
         self._kind = "chat.completion" if self._chat else "text_completion"
+        self._chunk_kind = "chat.completion.chunk" if self._chat else self._kind
         name = ("chatcmpl-" if self._chat else "cmpl-") + uuid.uuid4().hex
         self._head = {"id": name, "created": int(time.time()), "model": model_id}
 
@@ -55,8 +56,7 @@ class Writer:
             choice["text"] = piece.text
         self._first = False
         self._written_tokens += len(piece.token_ids)
-        kind = "chat.completion.chunk" if self._chat else self._kind
-        chunk = self._head | {"object": kind, "choices": [choice]}
+        chunk = self._head | {"object": self._chunk_kind, "choices": [choice]}
         options = self.fields.stream_options
         if options.include_usage:
             chunk["usage"] = self._counts(self._written_tokens) if options.continuous_usage_stats else None
@@ -64,8 +64,7 @@ class Writer:
 
     def usage_chunk(self, answer: Answer) -> bytes:
         """The last chunk of a stream with ``include_usage``."""
-        kind = "chat.completion.chunk" if self._chat else self._kind
-        return sse(self._head | {"object": kind, "choices": [], "usage": self._usage(answer)})
+        return sse(self._head | {"object": self._chunk_kind, "choices": [], "usage": self._usage(answer)})
 
     def whole(self, pieces: list[Piece], answer: Answer) -> dict[str, Any]:
         """The answer of a request without ``stream``; the last piece is the finished one."""

@@ -7,14 +7,14 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from rooftune.policies.commands import Figure
 from rooftune.policies.errors import MissingDataError, UnreachableError
-from rooftune.policies.quantiles import median_interval
+from rooftune.policies.quantiles import median_interval, quantile
 
 ROOT = Path(__file__).resolve().parents[2]
 VARIABLE = "ROOFTUNE_VLLM_ENV"
@@ -54,9 +54,9 @@ def _of_load(load: str, found: dict[str, Any]) -> Iterator[Figure]:
     looked = max(0.0, median(found["deferred"]) - passing)
     read = median(found["read"]) * len(found["read"]) / len(record)
     yield Figure(f"{load}_clock_us_p50", clock, "us", own_us)
-    yield Figure(f"{load}_clock_us_p99", _quantile(found["clock"]["record"], 0.99), "us", _quantile(own, 0.99))
+    yield Figure(f"{load}_clock_us_p99", quantile(found["clock"]["record"], 0.99), "us", quantile(own, 0.99))
     yield Figure(f"{load}_record_us_p50", median(record), "us", own_us)
-    yield Figure(f"{load}_record_us_p99", _quantile(record, 0.99), "us", _quantile(own, 0.99))
+    yield Figure(f"{load}_record_us_p99", quantile(record, 0.99), "us", quantile(own, 0.99))
     yield Figure(f"{load}_record_share", median(record) / own_us, "of schedule(), medians", RECORD_SHARE)
     yield Figure(f"{load}_policy_us_p50", policy, "us", own_us)
     yield Figure(f"{load}_policy_share", policy / own_us, "of schedule(), medians", POLICY_SHARE)
@@ -88,8 +88,3 @@ def measure(short: bool) -> dict[str, Any]:
         raise UnreachableError(f"vLLM did not get through the bench: {done.stderr.strip()[-600:]}")
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
-
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
