@@ -34,7 +34,7 @@ Events = list[tuple[Sink, TokenEvent]]
 
 
 def deliver_here(events: Iterable[tuple[Sink, TokenEvent]]) -> None:
-    """Every sink is called by the loop's own thread."""
+    """Call every sink on this thread."""
     for sink, event in events:
         sink(event)
 

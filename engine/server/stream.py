@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from starlette.types import Receive
 
 from rooftune.engine.interface import Engine, FinishReason, GenerationRequest, Sink, TokenEvent
+from rooftune.engine.loop import deliver_here
 from rooftune.engine.server.request import Generation, Tokenizer
 
 UNFINISHED = "\ufffd"  # what a decoder writes for bytes that do not (yet) form a character
@@ -128,16 +129,11 @@ def deliver_on(loop: asyncio.AbstractEventLoop) -> Callable[[Iterable[tuple[Sink
 
     def deliver(events: Iterable[tuple[Sink, TokenEvent]]) -> None:
         try:
-            loop.call_soon_threadsafe(_call, events)
+            loop.call_soon_threadsafe(deliver_here, events)
         except RuntimeError:  # the event loop is closed, so no client is left to answer
             return
 
     return deliver
-
-
-def _call(events: Iterable[tuple[Sink, TokenEvent]]) -> None:
-    for sink, event in events:
-        sink(event)
 
 
 @dataclass(frozen=True, slots=True)

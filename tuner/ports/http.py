@@ -15,6 +15,16 @@ __all__ = ["PREFIX", "HttpPort", "Timeouts"]
 
 PREFIX = "/tuning/v1"
 _REFUSALS = frozenset(wire.REFUSAL_STATUS.values())
+_NOT_HERE = (
+    PortFault.NO_PROTOCOL,
+    ": no tuning protocol here; is the hook loaded, the port right, a token file set?",
+)
+_FAULTS = {
+    401: (PortFault.UNAUTHORIZED, ": token missing or wrong; see --token-file"),
+    403: (PortFault.READ_ONLY, ": it takes no pushes; start it with a token file for tuning"),
+    404: _NOT_HERE,
+    405: _NOT_HERE,
+}
 
 M = TypeVar("M", bound=wire.Message)
 R = TypeVar("R", wire.StepColumns, wire.RequestColumns)
@@ -98,23 +108,12 @@ class HttpPort:
         return refusal
 
     def _status_error(self, reply: Reply, path: str) -> PortError:
-        status = f"{path.partition('?')[0]} answers {reply.status}"
-        if reply.status == 401:
-            return self._fetcher.fail(PortFault.UNAUTHORIZED, f"{status}: token missing or wrong; see --token-file")
-        if reply.status == 403:
-            return self._fetcher.fail(
-                PortFault.READ_ONLY, f"{status}: it takes no pushes; start it with a token file for tuning"
-            )
-        if reply.status in (404, 405):
-            return self._fetcher.fail(
-                PortFault.NO_PROTOCOL,
-                f"{status}: no tuning protocol here; is the hook loaded, the port right, a token file set?",
-            )
         if 300 <= reply.status < 400:
-            return self._fetcher.fail(
-                PortFault.NO_PROTOCOL, f"{status} to {reply.location!r}: redirects are not followed; name that address"
-            )
-        return self._fetcher.fail(PortFault.SERVER_ERROR, f"{status}; see the engine's log")
+            fault = PortFault.NO_PROTOCOL
+            hint = f" to {reply.location!r}: redirects are not followed; name that address"
+        else:
+            fault, hint = _FAULTS.get(reply.status, (PortFault.SERVER_ERROR, "; see the engine's log"))
+        return self._fetcher.fail(fault, f"{path.partition('?')[0]} answers {reply.status}{hint}")
 
     def _parse(self, kind: type[M], body: bytes) -> M:
         try:

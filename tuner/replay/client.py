@@ -123,8 +123,8 @@ async def complete(
             reader = EventReader()
             async for data in response.aiter_bytes():
                 now_s = since_start()  # of the read: whatever came together carries one time
-                for event in reader.feed(data):
-                    flight.take(event, now_s)
+                for payload in reader.feed(data):
+                    flight.take(payload, now_s)
             flight.finish()
     except TimeoutError:
         flight.fail("timeout", f"not complete after {limit_s:g} s")

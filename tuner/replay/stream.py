@@ -1,4 +1,4 @@
-"""Server-sent events of an OpenAI completion: bytes in, what each event says out. No clock, no socket."""
+"""Server-sent events of an OpenAI completion, and what a request makes of them. No clock, no socket."""
 
 import json
 import math
@@ -17,77 +17,24 @@ class BadStream(Exception):
     """The bytes are no stream of completion events; the text says why. Becomes the request's failure."""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One event. tokens: output tokens in it (1 unless it lists its token ids). notice: an empty text that only
-    names the reason of the end. finish: that reason. output_tokens, cached_tokens: the server's own counts, in the
-    event that holds them. error: the server's message when it gave up. done: the end mark."""
-
-    tokens: int = 0
-    notice: bool = False
-    finish: str | None = None
-    output_tokens: int | None = None
-    cached_tokens: int | None = None
-    error: str | None = None
-    done: bool = False
-
-
 class EventReader:
     """Cuts a stream into events, however its bytes arrive."""
 
     def __init__(self) -> None:
         self._rest = b""
 
-    def feed(self, data: bytes) -> list[Event]:
-        """Events that end in ``data``. Raises BadStream."""
+    def feed(self, data: bytes) -> list[bytes]:
+        """Payloads of the events that end in ``data``. Raises BadStream."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MAX_EVENT_BYTES:
             raise BadStream(f"an event is above {MAX_EVENT_BYTES} bytes")
         # Each data line of these servers is a whole JSON object; comments and other fields mean nothing here.
         payloads = (line[5:].strip() for line in lines if line.startswith(b"data:"))
-        return [_event(payload) for payload in payloads if payload]
+        return [payload for payload in payloads if payload]
 
 
-def _event(payload: bytes) -> Event:
-    if payload == b"[DONE]":
-        return Event(done=True)
-    try:
-        value = json.loads(payload)
-    except ValueError:
-        raise BadStream(f"an event is no JSON: {payload[:80]!r}") from None
-    if not isinstance(value, dict):
-        raise BadStream("an event is no JSON object")
-    if value.get("error"):
-        return Event(error=message_of(value) or "an error without a message")
-    output_tokens, cached_tokens = _usage(value.get("usage"))
-    choices = value.get("choices")
-    if not isinstance(choices, list) or not choices:
-        return Event(output_tokens=output_tokens, cached_tokens=cached_tokens)
-    choice = choices[0]
-    if not isinstance(choice, dict):
-        raise BadStream("a choice is no JSON object")
-    ids, finish = choice.get("token_ids"), choice.get("finish_reason")
-    if finish in _ENDS_BADLY:
-        return Event(error=f"finish_reason {finish}")
-    return Event(
-        tokens=len(ids) if isinstance(ids, list) else 1,
-        notice=finish is not None and not choice.get("text") and not ids,
-        finish=None if finish is None else str(finish),
-        output_tokens=output_tokens,
-        cached_tokens=cached_tokens,
-    )
-
-
-def _usage(usage: Any) -> tuple[int | None, int | None]:
-    if not isinstance(usage, dict):
-        return None, None
-    details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return _count(usage.get("completion_tokens")), _count(cached)
-
-
-def _count(value: Any) -> int | None:
-    return value if type(value) is int and value >= 0 else None
+def _count(value: Any, known: int | None) -> int | None:
+    return value if type(value) is int and value >= 0 else known
 
 
 def message_of(value: Any) -> str:
@@ -104,7 +51,8 @@ class Flight:
     """Times are seconds since the start of the replay.
 
     sent_s: NaN until it is sent. token_s: when each output token was read; event_tokens: how many tokens each output
-    event held. closed: the server said that the answer is complete.
+    event held. last_is_notice: an empty text that only names the reason of the end. closed: the server said that the
+    answer is complete.
     """
 
     index: int
@@ -120,19 +68,48 @@ class Flight:
     failure: str | None = INTERRUPTED  # until something else has become of it
     detail: str | None = None
 
-    def take(self, event: Event, now_s: float) -> None:
-        """Adds one event that was read at ``now_s``."""
-        if event.output_tokens is not None:
-            self.counted_tokens = event.output_tokens
-        if event.cached_tokens is not None:
-            self.cached_tokens = event.cached_tokens
-        if event.error is not None:
-            self.fail("server_error", event.error)
-        if event.tokens:
-            self.token_s += [now_s] * event.tokens
-            self.event_tokens.append(event.tokens)
-            self.last_is_notice = event.notice
-        self.closed = self.closed or event.done or event.finish is not None
+    def take(self, payload: bytes, now_s: float) -> None:
+        """Adds one event that was read at ``now_s``. Raises BadStream."""
+        if payload == b"[DONE]":
+            self.closed = True
+            return
+        try:
+            value = json.loads(payload)
+        except ValueError:
+            raise BadStream(f"an event is no JSON: {payload[:80]!r}") from None
+        if not isinstance(value, dict):
+            raise BadStream("an event is no JSON object")
+        if value.get("error"):
+            self.fail("server_error", message_of(value) or "an error without a message")
+            return
+        self._take_usage(value.get("usage"))
+        choices = value.get("choices")
+        if isinstance(choices, list) and choices:
+            self._take_choice(choices[0], now_s)
+
+    def _take_usage(self, usage: Any) -> None:
+        """The server's own counts, in the event that holds them."""
+        if not isinstance(usage, dict):
+            return
+        details = usage.get("prompt_tokens_details")
+        cached = details.get("cached_tokens") if isinstance(details, dict) else None
+        self.counted_tokens = _count(usage.get("completion_tokens"), self.counted_tokens)
+        self.cached_tokens = _count(cached, self.cached_tokens)
+
+    def _take_choice(self, choice: Any, now_s: float) -> None:
+        """Output tokens: 1 unless the event lists its token ids."""
+        if not isinstance(choice, dict):
+            raise BadStream("a choice is no JSON object")
+        ids, finish = choice.get("token_ids"), choice.get("finish_reason")
+        if finish in _ENDS_BADLY:
+            self.fail("server_error", f"finish_reason {finish}")
+            return
+        tokens = len(ids) if isinstance(ids, list) else 1
+        if tokens:
+            self.token_s += [now_s] * tokens
+            self.event_tokens.append(tokens)
+            self.last_is_notice = finish is not None and not choice.get("text") and not ids
+        self.closed = self.closed or finish is not None
 
     def fail(self, failure: str, detail: str | None = None) -> None:
         """The first failure stands."""
