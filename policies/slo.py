@@ -14,6 +14,7 @@ from rooftune.policies.quantiles import RELATIVE_SLACK, quantile, weighted_quant
 
 Metric = Literal["ttft", "gap", "tpot", "longest_gap", "e2e", "queue"]
 Objective = Literal["goodput", "tokens_per_s"]
+GAP_METRICS: tuple[Metric, ...] = ("gap", "longest_gap", "tpot")  # a long step makes each of them worse
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,10 @@ class Slo:
         for index, override in enumerate(self.overrides):
             rows.extend((target, index) for target in override.targets)
         return tuple(rows)
+
+    def tightest_gap_s(self) -> float | None:
+        """The least bound on a gap, stall or TPOT: what a step may take. None when there is no such target."""
+        return min((target.bound_s for target, _ in self.all_targets() if target.metric in GAP_METRICS), default=None)
 
     def gap_bounds(self) -> tuple[float, ...]:
         """Distinct bounds of the gap targets in seconds, ascending: what a twin must count for each request."""

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, pairwise
 
+from rooftune.policies.slo import GAP_METRICS
 from rooftune.tuner.record import BarsPart, Number, RunRecord, TimelinePart, TrialPart
 from rooftune.tuner.report import words
 from rooftune.tuner.report.headline import after_word
 from rooftune.tuner.report.svg import Axis, Plot, Point
 
-GAP_METRICS = ("gap", "longest_gap", "tpot")
 ENDLESS_FACTOR = 3.0  # a latency that never came is drawn above the largest one that did
 COLOURS = ("t0", "t1", "t2", "t3", "t4", "t5")
 

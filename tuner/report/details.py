@@ -102,8 +102,7 @@ def bars_of(steps: Steps) -> BarsPart:
 
 def _worst_part(steps: Steps, slo: Slo, start_s: float) -> float:
     """Start of the SHORT_S in which most time went into steps over the tightest gap bound, or most was read."""
-    bounds = [target.bound_s for target, _ in slo.all_targets() if target.metric in ("gap", "longest_gap", "tpot")]
-    bad = np.where(steps.duration_s > min(bounds), steps.duration_s, 0.0) if bounds else np.zeros(len(steps))
+    bad = np.where(steps.duration_s > (slo.tightest_gap_s() or np.inf), steps.duration_s, 0.0)
     weight = bad if bad.any() else steps.prefill_tokens.astype(np.float64)
     sums = np.concatenate([[0.0], np.cumsum(weight)])
     places = np.arange(start_s, start_s + MINUTE_S - SHORT_S + 1e-9, 1.0)

@@ -51,11 +51,11 @@ def formula_setting(space: SearchSpace, slo: Slo, model: StepModel, result: RunR
 
     None when no such target is given.
     """
-    bounds = [t.bound_s for t, _ in slo.all_targets() if t.metric in ("gap", "longest_gap", "tpot")]
-    if not bounds:
+    bound_s = slo.tightest_gap_s()
+    if bound_s is None:
         return None
     running, context = concurrency(result)
-    budget = within_time(model, min(bounds), space.high_tokens, math.ceil(running), int(context), 0)
+    budget = within_time(model, bound_s, space.high_tokens, math.ceil(running), int(context), 0)
     return _on_grid(space, budget)
 
 

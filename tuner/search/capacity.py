@@ -12,7 +12,7 @@ from enum import StrEnum
 import numpy as np
 
 from rooftune.policies.request import Setting
-from rooftune.policies.slo import MarginRow, Slo
+from rooftune.policies.slo import GAP_METRICS, MarginRow, Slo
 from rooftune.policies.step_time import StepCost, StepModel
 from rooftune.tuner.search.evaluation import Role
 from rooftune.tuner.search.feasible_rate import (
@@ -42,7 +42,6 @@ FULL = 0.95
 # Shares of the time of the worst minute from which on a resource counts as what is full.
 KV_BLOCKED, SEQUENCES_FULL, PREFILL_BUSY = 0.2, 0.5, 0.75
 OVER_BY_PROMPTS = 0.5
-GAP_METRICS = ("gap", "longest_gap", "tpot")
 SPREAD_LENGTHS = 8.0  # p99 over p50 of the prompts, from which on short ones and long ones are two kinds of traffic
 
 
@@ -163,8 +162,7 @@ def _shares(traffic: Traffic, engine: Engine, model: Model, slo: Slo, setting: S
 
 def shares_of(steps: Steps, setting: Setting, engine: Engine, result: RunResult, slo: Slo) -> Shares:
     """What was full during these steps of that run."""
-    bound_s = min((t.bound_s for t, _ in slo.all_targets() if t.metric in GAP_METRICS), default=math.inf)
-    over = steps.duration_s > bound_s
+    over = steps.duration_s > (slo.tightest_gap_s() or math.inf)
     over_share, by_prompts = steps.time_share(over), steps.time_share(over & (steps.prefill_tokens > 0))
     tokens = steps.decode_tokens + steps.prefill_tokens
     at_budget = tokens >= FULL * setting.step_tokens

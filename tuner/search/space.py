@@ -220,11 +220,10 @@ def search_space(
         empty.add("chunk_cap_tokens")
     knobs = knobs - empty
     ttft = [target.bound_s for target, _ in slo.all_targets() if target.metric == "ttft"]
-    gaps = [target.bound_s for target, _ in slo.all_targets() if target.metric in ("gap", "longest_gap", "tpot")]
     if "order_policy" in knobs:
         base = base._replace(
             ttft_target_s=base.ttft_target_s or (min(ttft) if ttft else 0.0),
             prefill_s_per_token=base.prefill_s_per_token or model.slope_s_per_token,
         )
     kept = tuple(sorted((name, least, most) for name, (least, most) in given.items() if name != "step_tokens"))
-    return SearchSpace(base, low, top, grid, knobs, min(gaps, default=0.0), kept)
+    return SearchSpace(base, low, top, grid, knobs, slo.tightest_gap_s() or 0.0, kept)
