@@ -44,6 +44,11 @@ def plain(value: float) -> Number:
     return digits(value)
 
 
+def finite(value: float, most: int = 9) -> float | None:
+    """None for what is endless or has no samples."""
+    return digits(value, most) if math.isfinite(value) else None
+
+
 class Part(BaseModel):
     """Frozen, strict, and nothing that is not named."""
 

@@ -19,6 +19,7 @@ from rooftune.tuner.record import (
     TrafficPart,
     TrialPart,
     digits,
+    finite,
     plain,
 )
 from rooftune.tuner.report.details import Replayed, curve_part, feasible_part, timeline_part
@@ -149,12 +150,6 @@ def margin_parts(rows: Sequence[MarginRow]) -> tuple[MarginPart, ...]:
     return tuple(
         MarginPart(measured_s=plain(row.measured_s), margin=plain(row.margin), samples=row.samples) for row in rows
     )
-
-
-def finite(value: float) -> float | None:
-    """None for what is endless or has no samples."""
-    shown = plain(value)
-    return shown if isinstance(shown, float) else None
 
 
 def trial_part(evaluation: Evaluation) -> TrialPart:

@@ -17,10 +17,11 @@ from rooftune.tuner.record import (
     TrialPart,
     Words,
     digits,
+    finite,
 )
 from rooftune.tuner.report import words
-from rooftune.tuner.report.build import finite, margin_parts, setting_values, target_index, target_parts, trial_part
-from rooftune.tuner.search.capacity import Capacity
+from rooftune.tuner.report.build import margin_parts, setting_values, target_index, target_parts, trial_part
+from rooftune.tuner.search.capacity import Capacity, Shares
 from rooftune.tuner.search.feasible_rate import HIGHEST_SCALE, LOWEST_SCALE
 
 RESOURCE_WORDS = {
@@ -42,17 +43,6 @@ LEVER_WORDS = {
     "more_replicas": "another replica",
     "targets": "other targets: at any rate these are missed by the longest requests",
 }
-
-
-class SharesPart(Part):
-    """Shares of the time of the worst minute just above the capacity; see ``rooftune.tuner.search.capacity.Shares``."""
-
-    at_budget: Annotated[float, Field(ge=0, le=1)]
-    prefill: Annotated[float, Field(ge=0, le=1)]
-    sequences_full: Annotated[float, Field(ge=0, le=1)]
-    kv_blocked: Annotated[float, Field(ge=0, le=1)]
-    kv_peak: Annotated[float, Field(ge=0)]
-    over_by_prompts: Annotated[float, Field(ge=0, le=1)]
 
 
 class CapacityRecord(Part):
@@ -77,7 +67,7 @@ class CapacityRecord(Part):
     breaks: Count | None
     above_margins: tuple[MarginPart, ...]
     resource: Words
-    shares: SharesPart | None
+    shares: Shares | None
     levers: tuple[Words, ...]
     replays: Some
 
@@ -103,7 +93,7 @@ def capacity_record(
         breaks=None if breaks is None else target_index(slo, breaks),
         above_margins=() if rate.above is None else margin_parts(rate.above.margins),
         resource=found.resource.value,
-        shares=None if shares is None else SharesPart(**{name: digits(of, 6) for name, of in vars(shares).items()}),
+        shares=None if shares is None else Shares(**{name: digits(of, 6) for name, of in vars(shares).items()}),
         levers=tuple(lever.value for lever in found.levers),
         replays=found.replays,
     )
@@ -117,25 +107,18 @@ def capacity_text(record: CapacityRecord) -> str:
         ("rate", _rate(record)),
     ]
     if record.breaks is not None:
-        margin = record.above_margins[record.breaks]
-        rows.append(
-            (
-                "breaks",
-                f"{words.target(record.targets[record.breaks])}: {words.seconds(margin.measured_s)} just above "
-                f"({words.judged(margin)})",
-            )
-        )
-        rows.append(("full", _full(record)))
-        rows.append(("next", "; ".join(LEVER_WORDS[lever] for lever in record.levers)))
-    source = words.SOURCE_WORDS[record.step_model.source]
-    rows.append(
-        (
-            "trust",
-            f"Simulated, {words.count(record.replays)} replays of {words.count(record.traffic.requests)} requests at "
-            f"other speeds, step model {record.step_model.name} ({source}). A short file at a high speed ends before a "
-            "queue has built up.",
-        )
+        target, margin = words.target(record.targets[record.breaks]), record.above_margins[record.breaks]
+        rows += [
+            ("breaks", f"{target}: {words.seconds(margin.measured_s)} just above ({words.judged(margin)})"),
+            ("full", _full(record)),
+            ("next", "; ".join(LEVER_WORDS[lever] for lever in record.levers)),
+        ]
+    trust = (
+        f"Simulated, {words.count(record.replays)} replays of {words.count(record.traffic.requests)} requests at other "
+        f"speeds, step model {record.step_model.name} ({words.SOURCE_WORDS[record.step_model.source]}). A short file "
+        "at a high speed ends before a queue has built up."
     )
+    rows.append(("trust", trust))
     lines = [_title(record), ""]
     for label, text in rows:
         lines += words.entry(label, text)

@@ -102,7 +102,7 @@ def step_curve(record: RunRecord) -> Plot | None:
     plot.caption = (
         f"{source}: step-time model {record.step_model.name}, {tables if record.step_model.tables else 'its formula'}. "
         f"Floor {words.seconds(floor_s)} with overhead, slope {words.seconds(slope_s)} per token. The second curve "
-        f"carries the {words.decimal(curve.running_mean)} answers that ran at a time on average, with "
+        f"carries the {words.rate(curve.running_mean)} answers that ran at a time on average, with "
         f"{words.tokens(curve.context_mean_tokens)} of context in all"
         f"{'' if live_knee == 'inf' else f'; there the knee is at {words.tokens(live_knee)}'}."
     )

@@ -1,6 +1,5 @@
 """The parts of a record that need more replays: the step curve, the worst minute, the rate that would be feasible."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +7,7 @@ import numpy as np
 from rooftune.policies.request import IntArray, Setting
 from rooftune.policies.slo import Slo, good
 from rooftune.policies.step_time import StepCost, StepModel, chunk_attention_work, knee_tokens, priced, step_cost
-from rooftune.tuner.record import BARS, BarsPart, CurvePart, FeasiblePart, TimelinePart, digits, plain
+from rooftune.tuner.record import BARS, BarsPart, CurvePart, FeasiblePart, TimelinePart, digits, finite, plain
 from rooftune.tuner.search.baselines import concurrency
 from rooftune.tuner.search.evaluation import Advice, Recommendation
 from rooftune.tuner.search.feasible_rate import LOWEST_SCALE, feasible_rate
@@ -151,11 +150,10 @@ def feasible_part(found: Recommendation, given: Replayed) -> FeasiblePart | None
     if found.verdict is not Advice.INFEASIBLE or not slo.all_targets() or traffic.span_s <= 0.0:
         return None
     rate = feasible_rate(traffic, given.engine, given.model, slo, found.best.setting, start_scale=0.5)
-    none = math.isnan(rate.scale)
     return FeasiblePart(
-        scale=None if none else _six(rate.scale),
-        rate_rps=None if none else _six(rate.rate_rps),
-        width=None if none or math.isinf(rate.above_scale) else _six(rate.width),
+        scale=finite(rate.scale, 6),
+        rate_rps=finite(rate.rate_rps, 6),
+        width=finite(rate.width, 6),
         lowest_scale=LOWEST_SCALE,
         replays=rate.replays,
     )

@@ -25,7 +25,7 @@ def first_words(record: RunRecord) -> str:
     return (
         f"Tuning has little to work with here: the longest prompt ({words.tokens(record.traffic.prompt_max_tokens)}) "
         f"fits into one step of {words.tokens(record.current.setting['step_tokens'])}, and only "
-        f"{words.decimal(record.curve.running_mean)} requests are answered at a time on average, so requests "
+        f"{words.rate(record.curve.running_mean)} requests are answered at a time on average, so requests "
         "hardly wait for each other. What is slow here is the model or the machine."
     )
 

@@ -9,6 +9,7 @@ from rooftune.policies.slo import Slo
 from rooftune.tuner.record import (
     EnginePart,
     Part,
+    Seconds,
     StepModelPart,
     TargetPart,
     TrafficPart,
@@ -81,8 +82,8 @@ def one_setting(record: ReplayRecord) -> Table:
     return Table(words.setting(row.setting), ("simulated", "value", "samples"), tuple(lines), numeric=(1, 2))
 
 
-def _joined(*values: float | str | None) -> str:
-    return " / ".join(words.seconds(value) for value in values)  # type: ignore[arg-type]
+def _joined(*values: Seconds) -> str:
+    return " / ".join(words.seconds(value) for value in values)
 
 
 def many_settings(record: ReplayRecord) -> Table:

@@ -103,11 +103,6 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def decimal(value: float) -> str:
-    """``12.3``, ``0.42``, ``1,234``."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
 def tokens(value: Number) -> str:
     """``2,048 tokens``."""
     if value is None:
@@ -121,7 +116,7 @@ def points(value: float) -> str:
 
 
 def rate(value: float | None) -> str:
-    """``9.71``, ``1,234``: of a second, for a column that names its unit."""
+    """``9.71``, ``1,234``: for a column or a sentence that names its unit."""
     if value is None:
         return NO_VALUE
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
