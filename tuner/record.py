@@ -151,6 +151,16 @@ class TrialPart(Part):
     refused: Count
     whole_traffic: bool
 
+    @property
+    def step_tokens(self) -> int:
+        """The token budget."""
+        return int(self.setting["step_tokens"])
+
+    @property
+    def chunk_cap_tokens(self) -> int:
+        """The chunk cap, 0 for none."""
+        return int(self.setting.get("chunk_cap_tokens", 0))
+
     @model_validator(mode="after")
     def _known_knobs(self) -> "TrialPart":
         unknown = sorted(set(self.setting) - set(Setting._fields))
@@ -311,6 +321,11 @@ class RunRecord(Part):
     trials: tuple[TrialPart, ...]
     groups: tuple[GroupPart, ...]
     twin_error: dict[str, float]
+
+    @property
+    def moves(self) -> bool:
+        """Whether there is anything to set."""
+        return self.best.setting != self.current.setting
 
     @model_validator(mode="after")
     def _consistent(self) -> "RunRecord":

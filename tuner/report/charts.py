@@ -31,21 +31,13 @@ def gap_bound_s(record: RunRecord) -> float | None:
     return min((part.bound_s for part in record.targets if part.metric in GAP_METRICS), default=None)
 
 
-def _budget(trial: TrialPart) -> float:
-    return float(trial.setting["step_tokens"])
-
-
-def _cap(trial: TrialPart) -> float:
-    return float(trial.setting.get("chunk_cap_tokens", 0))
-
-
 def _number(value: Number) -> float | None:
     return None if isinstance(value, str) else value
 
 
 def _mark_budgets(plot: Plot, record: RunRecord) -> None:
     """Both budgets as upright lines, the recommended one's word lower."""
-    before, after = _budget(record.current), _budget(record.best)
+    before, after = record.current.step_tokens, record.best.step_tokens
     plot.upright(before, "current", f"in force {words.count(before)}")
     if before != after:
         plot.upright(after, "best", f"{after_word(record)} {words.count(after)}", row=1)
@@ -115,7 +107,7 @@ def timelines(record: RunRecord) -> tuple[Plot, ...]:
     if line is None:
         return ()
     now = _timeline(record, line, line.current, record.current, "in force", "current")
-    if record.best.setting == record.current.setting:
+    if not record.moves:
         return (now,)
     return now, _timeline(record, line, line.best, record.best, after_word(record), "best")
 
@@ -137,8 +129,8 @@ def _timeline(record: RunRecord, line: TimelinePart, bars: BarsPart, trial: Tria
     plot.blocks([(*span, 0.0, decode) for span, decode, _ in tokens], "decode")
     plot.blocks([(*span, decode, decode + prefill) for span, decode, prefill in tokens], "prefill")
     plot.legend = [("decode", "answers (decode)"), ("prefill", "prompts (prefill)")]
-    if _budget(trial) <= top * 1.12:
-        plot.level(_budget(trial), style, f"budget {words.count(_budget(trial))}")
+    if trial.step_tokens <= top * 1.12:
+        plot.level(trial.step_tokens, style, f"budget {words.count(trial.step_tokens)}")
     knee = record.step_model.knee_tokens
     if isinstance(knee, float) and 0 < knee <= top * 1.12:
         plot.level(knee, "knee", f"knee {words.count(knee)}")
@@ -163,13 +155,13 @@ def _timeline_caption(line: TimelinePart, bars: BarsPart, bad: int) -> str:
 
 
 def _budget_axis(trials: Iterable[TrialPart]) -> Axis:
-    budgets = [_budget(trial) for trial in trials]
+    budgets = [trial.step_tokens for trial in trials]
     return Axis("token budget (tokens per step)", min(budgets) / 1.1, max(budgets) * 1.1, "log2", words.count)
 
 
 def _sweep(record: RunRecord) -> list[TrialPart]:
     """The budget sweep, ascending."""
-    return sorted((trial for trial in record.trials if trial.role == "sweep"), key=_budget)
+    return sorted((trial for trial in record.trials if trial.role == "sweep"), key=lambda trial: trial.step_tokens)
 
 
 def _over_budgets(record: RunRecord, name: str, title: str, description: str, y: Axis) -> Plot:
@@ -178,7 +170,7 @@ def _over_budgets(record: RunRecord, name: str, title: str, description: str, y:
     plot = Plot(name, title, description, _budget_axis([*sweep, record.current, record.best]), y)
     shaded = []
     for feasible, trials in groupby(sweep, key=lambda trial: trial.feasible):
-        budgets = [_budget(trial) for trial in trials]
+        budgets = [trial.step_tokens for trial in trials]
         if feasible:
             plot.band(budgets[0], budgets[-1], "feasible")
             shaded.append(" to ".join(dict.fromkeys(words.count(end) for end in (budgets[0], budgets[-1]))))
@@ -193,7 +185,7 @@ def _over_budgets(record: RunRecord, name: str, title: str, description: str, y:
 
 def good_against_budget(record: RunRecord) -> Plot | None:
     """Share of good requests over the sweep."""
-    points = [(_budget(trial), trial.attainment) for trial in _sweep(record) if trial.attainment is not None]
+    points = [(trial.step_tokens, trial.attainment) for trial in _sweep(record) if trial.attainment is not None]
     if len(points) < 2:
         return None
     plot = _over_budgets(
@@ -207,7 +199,7 @@ def good_against_budget(record: RunRecord) -> Plot | None:
     plot.dots(points, "t0", 2.5)
     for trial, style in ((record.best, "best"), (record.current, "current")):
         if trial.attainment is not None:
-            plot.dots([(_budget(trial), trial.attainment)], style, 6.0)
+            plot.dots([(trial.step_tokens, trial.attainment)], style, 6.0)
     plot.caption += "; the two large dots have their own chunk cap."
     plot.legend = [("t0", "budget alone"), ("best", after_word(record)), ("current", "in force")]
     return plot
@@ -217,8 +209,8 @@ def tails_against_budget(record: RunRecord) -> Plot | None:
     """Each target's quantile as a multiple of its bound, over the sweep."""
     rows: list[tuple[str, list[Point], str]] = []
     for index, (style, part) in enumerate(zip(COLOURS, record.targets, strict=False)):
-        found = [(_budget(trial), _number(trial.margins[index].margin)) for trial in _sweep(record)]
-        points = [(budget, max(margin + 1.0, 1e-3)) for budget, margin in found if margin is not None]
+        found = [(trial.step_tokens, _number(trial.margins[index].margin)) for trial in _sweep(record)]
+        points: list[Point] = [(budget, max(margin + 1.0, 1e-3)) for budget, margin in found if margin is not None]
         if len(points) > 1:
             rows.append((style, points, words.target(part)))
     if not rows:
@@ -280,7 +272,7 @@ def ttft_against_gap(record: RunRecord) -> Plot | None:
 def budget_and_cap(record: RunRecord) -> Plot | None:
     """Good share over budget and chunk cap, one dot a trial, darker is better."""
     trials = [trial for trial in record.trials if trial.role in ("search", "random") and trial.attainment is not None]
-    caps = [_cap(trial) for trial in trials if _cap(trial) > 0]
+    caps = [trial.chunk_cap_tokens for trial in trials if trial.chunk_cap_tokens]
     if len(trials) < 3 or not caps:
         return None
     highest = max(caps)
@@ -301,8 +293,8 @@ def budget_and_cap(record: RunRecord) -> Plot | None:
     plot.level(none_at, "faint", "no chunk cap")
     for trial in sorted(trials, key=lambda trial: trial.attainment or 0.0):
         shade = min(int((trial.attainment or 0.0) * 5), 4)
-        plot.dots([(_budget(trial), _cap(trial) or none_at)], f"s{shade}", 4.0)
-    _mark_settings(plot, record, lambda trial: (_budget(trial), _cap(trial) or none_at))
+        plot.dots([(trial.step_tokens, trial.chunk_cap_tokens or none_at)], f"s{shade}", 4.0)
+    _mark_settings(plot, record, lambda trial: (trial.step_tokens, trial.chunk_cap_tokens or none_at))
     plot.legend = [(f"s{i}", f"{i * 20} to {i * 20 + 20} %") for i in range(5)]
     plot.caption = f"Simulated, {words.count(len(trials))} trials."
     glances = sum(not trial.whole_traffic for trial in trials)

@@ -15,7 +15,7 @@ SMALL_GAIN = 0.05
 def little_to_gain(record: RunRecord) -> bool:
     """Whether tuning can hardly help: every prompt fits one step, hardly any run at once, and nothing was found."""
     gain = (record.best.attainment or 0.0) - (record.current.attainment or 0.0)
-    whole = record.traffic.prompt_max_tokens <= record.current.setting["step_tokens"]
+    whole = record.traffic.prompt_max_tokens <= record.current.step_tokens
     return whole and record.curve.running_mean < FEW_RUNNING and gain < SMALL_GAIN
 
 
@@ -24,7 +24,7 @@ def first_words(record: RunRecord) -> str:
         return ""
     return (
         f"Tuning has little to work with here: the longest prompt ({words.tokens(record.traffic.prompt_max_tokens)}) "
-        f"fits into one step of {words.tokens(record.current.setting['step_tokens'])}, and only "
+        f"fits into one step of {words.tokens(record.current.step_tokens)}, and only "
         f"{words.rate(record.curve.running_mean)} requests are answered at a time on average, so requests "
         "hardly wait for each other. What is slow here is the model or the machine."
     )
@@ -137,8 +137,7 @@ def cause(record: RunRecord) -> str:
     if record.traffic.output_max_tokens == 1:
         return ""  # no answer is ever running, so none waits for a step
     now, then = record.current, record.best
-    old, new = now.setting["step_tokens"], then.setting["step_tokens"]
-    old_cap, new_cap = (int(trial.setting.get("chunk_cap_tokens", 0)) for trial in (now, then))
+    old, new, old_cap, new_cap = now.step_tokens, then.step_tokens, now.chunk_cap_tokens, then.chunk_cap_tokens
     first = _change(now.ttft_p99_s, then.ttft_p99_s)
     gaps = _change(now.gap_p99_s, then.gap_p99_s), _change(now.longest_gap_p99_s, then.longest_gap_p99_s)
     most = words.tokens(new) + (f" (at most {new_cap:,} of any one prompt)" if new_cap and new_cap != old_cap else "")
@@ -177,7 +176,7 @@ def _cap_cause(old: int, new: int) -> str:
 
 def trade(record: RunRecord) -> str:
     """``Better: ... Worse: ...`` over the whole run; empty when nothing is set."""
-    if record.best.setting == record.current.setting:
+    if not record.moves:
         return ""
     figures = list(_figures(record))
     nothing = "nothing of the whole run by 1 % or more"

@@ -13,7 +13,6 @@ from rooftune.tuner.report.findings import (
     unreachable_words,
 )
 from rooftune.tuner.report.flags import flag_words, flags_added, vllm_flags, vllm_flags_before
-from rooftune.tuner.report.trust import moves
 
 
 def answers(record: RunRecord) -> list[tuple[str, list[str]]]:
@@ -134,7 +133,7 @@ def _binding(record: RunRecord) -> str:
 
 def how(record: RunRecord) -> tuple[str, ...]:
     """The flags, and what they mean."""
-    if not moves(record):
+    if not record.moves:
         return ("Leave the engine as it is.",)
     flags = vllm_flags(record, record.best)
     return (f"Start vLLM with {flags.text}", *flag_words(record), *flags.notes)
@@ -142,7 +141,7 @@ def how(record: RunRecord) -> tuple[str, ...]:
 
 def undo(record: RunRecord) -> tuple[str, ...]:
     """What to save before anything, and the flags that go back; empty when nothing is set."""
-    if not moves(record):
+    if not record.moves:
         return ()
     first = (
         "Save your present command line first: the flags shown here are vLLM's defaults, which Rooftune assumed and "

@@ -13,7 +13,6 @@ from rooftune.tuner.record import GroupFigures, GroupPart, MarginPart, RunRecord
 from rooftune.tuner.report import flags, words
 from rooftune.tuner.report.findings import missed
 from rooftune.tuner.report.headline import after_word
-from rooftune.tuner.report.trust import moves
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Table:
 
 def every(record: RunRecord) -> list[Table]:
     """All that a report has, in order."""
-    put_in_force = (vllm(record), elsewhere(record)) if moves(record) else ()
+    put_in_force = (vllm(record), elsewhere(record)) if record.moves else ()
     first = (outcome(record), groups(record), baselines(record), search(record))
     return [*first, *put_in_force, inputs(record)]
 
@@ -117,8 +116,8 @@ def baselines(record: RunRecord) -> Table:
 
 def budget_and_cap(trial: TrialPart) -> tuple[str, str]:
     """Two cells of columns in tokens."""
-    cap = trial.setting.get("chunk_cap_tokens", 0)
-    return words.count(trial.setting["step_tokens"]), words.count(cap) if cap else "none"
+    cap = trial.chunk_cap_tokens
+    return words.count(trial.step_tokens), words.count(cap) if cap else "none"
 
 
 def best_of(trials: Sequence[TrialPart], objective: str) -> TrialPart | None:

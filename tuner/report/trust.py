@@ -4,11 +4,6 @@ from rooftune.tuner.record import RunRecord
 from rooftune.tuner.report import words
 
 
-def moves(record: RunRecord) -> bool:
-    """Whether there is anything to set."""
-    return record.best.setting != record.current.setting
-
-
 def verdict(record: RunRecord) -> str:
     """One line: measured, or simulated with a twin that was checked or not; and what that is good for."""
     source = record.step_model.source
@@ -20,7 +15,7 @@ def verdict(record: RunRecord) -> str:
         said = f"Simulated, with a checked twin (off by at most {words.share(worst)} where checked) and {times}"
     else:
         said = f"Simulated, not measured, by a twin that was not compared with your engine, with {times}"
-    if not moves(record):
+    if not record.moves:
         return f"{said}."
     if record.twin_error and source == "measured":
         return f"{said}. Start with one server all the same."
@@ -30,7 +25,7 @@ def verdict(record: RunRecord) -> str:
 
 def watch(record: RunRecord) -> str:
     """What to look at after the change, by the names of the targets; empty when nothing is set."""
-    if not moves(record):
+    if not record.moves:
         return ""
     if not record.targets:
         now = words.output(record.best)
@@ -67,7 +62,7 @@ def caveats(record: RunRecord) -> tuple[str, ...]:
     found.append(f"The step-time model {model.name} is {where}: {model.origin}.")
     assumed = [word for name, word in words.ENGINE_WORDS.items() if record.engine.sources.get(name) == "assumed"]
     if record.current_source == "assumed":
-        assumed.insert(0, f"setting in force (budget {words.tokens(record.current.setting['step_tokens'])})")
+        assumed.insert(0, f"setting in force (budget {words.tokens(record.current.step_tokens)})")
     if assumed:
         found.append(f"Rooftune also assumed these, because you gave no value: {', '.join(assumed)}.")
     if record.burst_attainment is not None:
