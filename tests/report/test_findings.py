@@ -141,7 +141,7 @@ def test_infeasible_names_target_floor_and_rate() -> None:
     best = trial("search", 640, margins=_missed(4.0), feasible=False)
     made = record(**INFEASIBLE, **missed, trials=trials, best=best, feasible=rate)
     assert target_floor_s(made, 0) == 3.5
-    said = headline.limit(made)
+    (said,) = headline.limit(made)
     for needed in ("time to first token p99 within 2 s", "comes to 4 s", "target alone comes to 3.5 s", "0.43 times"):
         assert needed in said
     assert "4.3 requests/s" in said and "9 replays" in said
@@ -150,12 +150,13 @@ def test_infeasible_names_target_floor_and_rate() -> None:
 def test_infeasible_only_together_and_at_no_rate() -> None:
     rate = {"scale": None, "rate_rps": None, "width": None, "lowest_scale": 0.015625, "replays": 8}
     best = trial("search", 640, margins=_missed(4.0), feasible=False)
-    said = headline.limit(record(**INFEASIBLE, best=best, feasible=rate))
+    (said,) = headline.limit(record(**INFEASIBLE, best=best, feasible=rate))
     assert "not together with the others" in said
     assert "Even at 1/64 of this rate" in said and "Missed as well" not in said
     assert "--engine rooftune" in said
     everything = record_values()["search"] | {"knobs": ["step_tokens", "order_policy"]}
-    assert "--engine" not in headline.limit(record(**INFEASIBLE, best=best, feasible=rate, search=everything))
+    (said,) = headline.limit(record(**INFEASIBLE, best=best, feasible=rate, search=everything))
+    assert "--engine" not in said
 
 
 def test_first_looks_appear_only_in_the_heat_map() -> None:
@@ -205,5 +206,5 @@ def test_requests_that_can_never_run_are_named_before_any_target() -> None:
 def test_every_other_missed_target_is_named() -> None:
     values = trial("search", 640, margins=_missed(4.0), feasible=False)
     values["margins"][1] |= {"measured_s": 0.0303, "margin": 0.01}
-    said = headline.limit(record(**INFEASIBLE, best=values))
+    (said,) = headline.limit(record(**INFEASIBLE, best=values))
     assert "Missed as well: gap between tokens p99 within 30 ms (30.3 ms)." in said

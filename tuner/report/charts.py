@@ -1,7 +1,9 @@
 """The report's plots, each from a record alone."""
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby
+
+import numpy as np
 
 from rooftune.policies.slo import GAP_METRICS
 from rooftune.tuner.record import BarsPart, Number, RunRecord, TimelinePart, TrialPart
@@ -31,10 +33,6 @@ def gap_bound_s(record: RunRecord) -> float | None:
     return min((part.bound_s for part in record.targets if part.metric in GAP_METRICS), default=None)
 
 
-def _number(value: Number) -> float | None:
-    return None if isinstance(value, str) else value
-
-
 def _mark_budgets(plot: Plot, record: RunRecord) -> None:
     """Both budgets as upright lines, the recommended one's word lower."""
     before, after = record.current.step_tokens, record.best.step_tokens
@@ -49,14 +47,6 @@ def _mark_settings(plot: Plot, record: RunRecord, place: Callable[[TrialPart], P
         point = place(trial)
         if point is not None:
             plot.diamond(point, style, word)
-
-
-def _at(xs: tuple[int, ...], ys: tuple[float, ...], x: float) -> float:
-    """On the curve, between its points."""
-    for (left, low), (right, high) in pairwise(zip(xs, ys, strict=True)):
-        if left <= x <= right:
-            return low + (high - low) * (x - left) / (right - left)
-    return ys[0] if x < xs[0] else ys[-1]
 
 
 def step_curve(record: RunRecord) -> Plot | None:
@@ -84,7 +74,8 @@ def step_curve(record: RunRecord) -> Plot | None:
     _mark_budgets(plot, record)
     knee = record.step_model.knee_tokens
     if isinstance(knee, float) and 0 < knee < top:
-        plot.diamond((knee, _at(curve.tokens, curve.idle_s, knee)), "t1", f"knee {words.count(knee)}")
+        at_s = float(np.interp(knee, curve.tokens, curve.idle_s))
+        plot.diamond((knee, at_s), "t1", f"knee {words.count(knee)}")
     bound = gap_bound_s(record)
     if bound is not None and bound < high * 1.1:
         plot.level(bound, "bound", f"target {words.seconds(bound)}")
@@ -209,8 +200,8 @@ def tails_against_budget(record: RunRecord) -> Plot | None:
     """Each target's quantile as a multiple of its bound, over the sweep."""
     rows: list[tuple[str, list[Point], str]] = []
     for index, (style, part) in enumerate(zip(COLOURS, record.targets, strict=False)):
-        found = [(trial.step_tokens, _number(trial.margins[index].margin)) for trial in _sweep(record)]
-        points: list[Point] = [(budget, max(margin + 1.0, 1e-3)) for budget, margin in found if margin is not None]
+        found = [(trial.step_tokens, trial.margins[index].margin) for trial in _sweep(record)]
+        points: list[Point] = [(at, max(margin + 1.0, 1e-3)) for at, margin in found if isinstance(margin, float)]
         if len(points) > 1:
             rows.append((style, points, words.target(part)))
     if not rows:

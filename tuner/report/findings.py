@@ -20,6 +20,7 @@ def little_to_gain(record: RunRecord) -> bool:
 
 
 def first_words(record: RunRecord) -> str:
+    """Why there is little to gain; empty where there is more."""
     if not little_to_gain(record):
         return ""
     return (

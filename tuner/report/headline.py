@@ -25,7 +25,7 @@ def answers(record: RunRecord) -> list[tuple[str, list[str]]]:
         ("New", extras(record)),
         ("Why", (why(record),)),
         ("Trade", (trade(record),)),
-        ("Limit", (limit(record),)),
+        ("Limit", limit(record)),
         ("Targets", (f"{targets}.",)),
         ("How", how(record)),
         ("Undo", undo(record)),
@@ -103,21 +103,18 @@ def _shares(record: RunRecord) -> str:
     return f"{said}{noise}."
 
 
-def limit(record: RunRecord) -> str:
+def limit(record: RunRecord) -> tuple[str, ...]:
     """What keeps more requests from being good."""
-    # What can never run misses every target under every setting: that comes before any target.
-    return f"{_too_large(record)} {_binding(record)}".strip()
-
-
-def _too_large(record: RunRecord) -> str:
     count = record.best.refused
     if not count:
-        return ""
+        return (_binding(record),)
+    # What can never run misses every target under every setting: that comes before any target.
     some = "1 request needs" if count == 1 else f"{words.count(count)} requests need"
-    return (
+    too_large = (
         f"{some} more KV memory than the pool holds ({words.tokens(record.engine.kv_tokens)}) and can never run, "
         "whatever is set: raise --kv-tokens if the pool is larger, or leave such requests out."
     )
+    return too_large, _binding(record)
 
 
 def _binding(record: RunRecord) -> str:

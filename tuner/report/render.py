@@ -65,26 +65,15 @@ def html_page(record: RunRecord) -> str:
 
 def summary(record: RunRecord) -> str:
     """The first screen for a terminal, and how far to trust it. Ends without a newline."""
-    before, after = record.current, record.best
-    s = record.search
+    before, after, s = record.current, record.best, record.search
+    goodput = f"{words.goodput(before)} -> {words.goodput(after)}"
+    search = f"{words.count(s.trials)} trials of {s.sampler}, {words.count(s.simulated_steps)} simulated steps"
+    random = f"{words.count(s.random_simulated_steps)} steps found {words.share(record.random_best.attainment)}"
     rows = [
         *headline.answers(record),
-        (
-            "goodput",
-            [
-                f"{words.goodput(before)} -> {words.goodput(after)}; "
-                f"output {words.output(before)} -> {words.output(after)}"
-            ],
-        ),
-        ("caveats", list(trust.caveats(record))),
-        (
-            "search",
-            [
-                f"{words.count(s.trials)} trials of {s.sampler}, {words.count(s.simulated_steps)} simulated steps; "
-                f"random search with {words.count(s.random_simulated_steps)} steps found "
-                f"{words.share(record.random_best.attainment)}"
-            ],
-        ),
+        ("Goodput", [f"{goodput}; output {words.output(before)} -> {words.output(after)}"]),
+        ("Caveats", list(trust.caveats(record))),
+        ("Search", [f"{search}; random search with {random}"]),
     ]
     lines = [headline.title(record), ""]
     for label, sentences in rows:

@@ -40,22 +40,14 @@ def watch(record: RunRecord) -> str:
     )
 
 
-def _first_token_only(record: RunRecord) -> list[str]:
-    """Said where gaps between tokens played no part."""
-    if record.traffic.output_max_tokens == 1:
-        return [
-            "Every answer is one token (a prefill-only engine), so this is tuned for the time to first token alone."
-        ]
-    if record.targets and all(target.metric in ("ttft", "queue") for target in record.targets):
-        return ["Only the time to first token has a target, so gaps between tokens were not looked at."]
-    return []
-
-
 def caveats(record: RunRecord) -> tuple[str, ...]:
     """What the verdict rests on, a sentence each."""
     model = record.step_model
     found = ["All latencies are simulated: the traffic was replayed on a twin of the scheduler, not on your engine."]
-    found += _first_token_only(record)
+    if record.traffic.output_max_tokens == 1:
+        found.append("Each answer is one token (a prefill-only engine), so only the time to first token was tuned.")
+    elif record.targets and all(target.metric in ("ttft", "queue") for target in record.targets):
+        found.append("Only the time to first token has a target, so gaps between tokens were not looked at.")
     if not record.twin_error:
         found.append("The twin has not been checked against your engine, so check the first minutes after a change.")
     where = "assumed, not measured on your hardware" if model.source == "assumed" else model.source
