@@ -95,7 +95,7 @@ def step_model_part(
 
 
 def engine_part(engine: Engine, prefix_caching: bool, sources: dict[str, Source]) -> EnginePart:
-    """What the twin was told; ``sources`` by the names of the fields."""
+    """What the twin takes the engine to be; ``sources`` by the names of the fields."""
     return EnginePart(
         ceiling_tokens=engine.boot.ceiling_tokens,
         kv_tokens=engine.kv_blocks * engine.boot.block_tokens,

@@ -144,12 +144,12 @@ def _rate(record: CapacityRecord) -> str:
 
 
 def _full(record: CapacityRecord) -> str:
-    said = RESOURCE_WORDS[record.resource]
+    full = RESOURCE_WORDS[record.resource]
     s = record.shares
     if s is None:
-        return said
+        return full
     return (
-        f"{said}. In the worst minute just above: a prompt to read {words.share(s.prefill, 0)} of the time, steps at "
+        f"{full}. In the worst minute just above: a prompt to read {words.share(s.prefill, 0)} of the time, steps at "
         f"the budget {words.share(s.at_budget, 0)}, sequence cap reached {words.share(s.sequences_full, 0)}, held up "
-        f"by the KV pool {words.share(s.kv_blocked, 0)} (at most {words.share(s.kv_peak, 0)} of it asked for)"
+        f"by the KV pool {words.share(s.kv_blocked, 0)} (at most {words.share(s.kv_peak, 0)} of it wanted)"
     )

@@ -145,7 +145,7 @@ def timeline_part(found: Recommendation, given: Replayed) -> TimelinePart | None
 
 
 def feasible_part(found: Recommendation, given: Replayed) -> FeasiblePart | None:
-    """At which rate the nearest setting would meet every target; None when one does already, or nothing is asked."""
+    """At which rate the nearest setting would meet every target; None when one does already, or there is no target."""
     traffic, slo = given.traffic, given.slo
     if found.verdict is not Advice.INFEASIBLE or not slo.all_targets() or traffic.span_s <= 0.0:
         return None

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from rooftune.policies.envelope import KNOB
-from rooftune.tuner.record import MarginPart, RunRecord, Seconds
+from rooftune.tuner.record import FeasiblePart, MarginPart, RunRecord, Seconds
 from rooftune.tuner.report import words
 
 # Fewer requests at a time than this, each prompt within one step: hardly a step is ever shared, so no budget matters.
@@ -93,34 +93,35 @@ def unreachable_words(record: RunRecord, index: int) -> str:
     """What cannot be had and what could: the binding target, its floor, and the rate that would do."""
     part, row = record.targets[index], record.best.margins[index]
     floor = target_floor_s(record, index)
-    said = f"The target that breaks: {words.target(part)}; this setting comes to {words.seconds(row.measured_s)}."
+    found = [f"The target that breaks: {words.target(part)}; this setting comes to {words.seconds(row.measured_s)}."]
     if floor is None:
-        said += " No setting tried ever gave a value for it."
+        found.append("No setting tried ever gave a value for it.")
     elif floor > part.bound_s:
-        said += f" Of all settings tried the best for this target alone comes to {words.seconds(floor)}."
+        found.append(f"Of all settings tried the best for this target alone comes to {words.seconds(floor)}.")
     else:
-        said += f" Alone it could be met (best seen {words.seconds(floor)}), but not together with the others."
+        found.append(f"Alone it could be met (best seen {words.seconds(floor)}), but not together with the others.")
     others = [
-        f"{words.target(other)} ({words.seconds(found.measured_s)})"
-        for at, (other, found) in enumerate(zip(record.targets, record.best.margins, strict=True))
-        if at != index and missed(found)
+        f"{words.target(other)} ({words.seconds(margin.measured_s)})"
+        for at, (other, margin) in enumerate(zip(record.targets, record.best.margins, strict=True))
+        if at != index and missed(margin)
     ]
     if others:
-        said += f" Missed as well: {'; '.join(others)}."
+        found.append(f"Missed as well: {'; '.join(others)}.")
     if "order_policy" not in record.search.knobs:
-        said += " Rooftune's hook gives vLLM more knobs: rooftune recommend with --engine rooftune searches these, too."
-    rate = record.feasible
+        found.append("Rooftune's hook gives vLLM more knobs: rooftune recommend --engine rooftune searches them too.")
+    return " ".join([*found, _rate_words(record.feasible)]).strip()
+
+
+def _rate_words(rate: FeasiblePart | None) -> str:
     if rate is None:
-        return said
+        return ""
     if rate.scale is None:
-        return (
-            f"{said} Even at {_part_of(rate.lowest_scale)} of this rate a target would be missed: for this traffic the "
-            "targets are too tight."
-        )
+        lowest = _part_of(rate.lowest_scale)
+        return f"Even at {lowest} of this rate a target would be missed: for this traffic the targets are too tight."
     within = "" if rate.width is None else f", at {words.share(rate.width)} more it would not"
     return (
-        f"{said} At {rate.scale:.3g} times this rate ({words.per_second(rate.rate_rps, 'requests')}) this setting "
-        f"would meet every target{within} (simulated, {words.count(rate.replays)} replays)."
+        f"At {rate.scale:.3g} times this rate ({words.per_second(rate.rate_rps, 'requests')}) this setting would meet "
+        f"every target{within} (simulated, {words.count(rate.replays)} replays)."
     )
 
 
@@ -132,8 +133,8 @@ GROUP_REQUESTS = 100
 def cause(record: RunRecord) -> str:
     """What a step does today and what it will do; empty where the change is not one of budget or chunk cap.
 
-    How much a step may compute follows from the setting; what comes of it for answers and first tokens is only said
-    where the replays show it.
+    How much a step may compute follows from the setting; what comes of it for answers and first tokens stands
+    here only where the replays show it.
     """
     if record.traffic.output_max_tokens == 1:
         return ""  # no answer is ever running, so none waits for a step

@@ -31,8 +31,8 @@ def answers(record: RunRecord) -> list[tuple[str, list[str]]]:
         ("Undo", undo(record)),
         ("Then", (trust.watch(record),)),
     ]
-    kept = [(label, [sentence for sentence in said if sentence]) for label, said in rows]
-    return [(label, said) for label, said in kept if said]
+    kept = [(label, [sentence for sentence in sentences if sentence]) for label, sentences in rows]
+    return [(label, sentences) for label, sentences in kept if sentences]
 
 
 def after_word(record: RunRecord) -> str:
@@ -96,11 +96,11 @@ def _shares(record: RunRecord) -> str:
     if record.objective == "tokens_per_s":
         was, now = (words.per_second(trial.tokens_per_s, "output tokens") for trial in (before, after))
         return f"Throughput goes from {was} to {now}. The objective is tokens per second."
-    said = f"{words.share(after.attainment)} of requests meet every target"
+    share = f"{words.share(after.attainment)} of requests meet every target"
     if record.verdict != "keep" and before != after:
-        said += f", against {words.share(before.attainment)} with the setting in force"
+        share += f", against {words.share(before.attainment)} with the setting in force"
     noise = "" if record.noise is None else f" (difference ± {words.points(record.noise)}, 90 % interval)"
-    return f"{said}{noise}."
+    return f"{share}{noise}."
 
 
 def limit(record: RunRecord) -> tuple[str, ...]:

@@ -12,15 +12,15 @@ def verdict(record: RunRecord) -> str:
         times += f" ({record.step_model.name}: constants, not your hardware)"
     if record.twin_error:
         worst = max(abs(error) for error in record.twin_error.values())
-        said = f"Simulated, with a checked twin (off by at most {words.share(worst)} where checked) and {times}"
+        how = f"Simulated, with a checked twin (off by at most {words.share(worst)} where checked) and {times}"
     else:
-        said = f"Simulated, not measured, by a twin that was not compared with your engine, with {times}"
+        how = f"Simulated, not measured, by a twin that was not compared with your engine, with {times}"
     if not record.moves:
-        return f"{said}."
+        return f"{how}."
     if record.twin_error and source == "measured":
-        return f"{said}. Start with one server all the same."
+        return f"{how}. Start with one server all the same."
     direction = "A direction, not a forecast: try" if source == "assumed" else "Try"
-    return f"{said}. {direction} it on one server first."
+    return f"{how}. {direction} it on one server first."
 
 
 def watch(record: RunRecord) -> str:

@@ -157,7 +157,7 @@ def target(part: TargetPart) -> str:
 
 
 def margin(value: Number) -> str:
-    """``met, 12 % to spare``; what rounds to nothing is still said to be met or missed."""
+    """``met, 12 % to spare``; what rounds to nothing is still met or missed."""
     if value is None:
         return NO_VALUE
     if value == "inf":
