@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from fractions import Fraction
 
 from rooftune.policies.envelope import KNOB
 from rooftune.tuner.record import FeasiblePart, MarginPart, RunRecord, Seconds
@@ -83,12 +84,6 @@ def missed(row: MarginPart) -> bool:
     return row.margin == "inf" or (isinstance(row.margin, float) and row.margin > 0)
 
 
-def _part_of(scale: float) -> str:
-    """A rate's small multiple as people say it: ``1/64``; others as they are."""
-    whole = round(1.0 / scale)
-    return f"1/{whole}" if whole > 1 and abs(1.0 / whole - scale) < 0.01 * scale else f"{scale:.3g}"
-
-
 def unreachable_words(record: RunRecord, index: int) -> str:
     """What cannot be had and what could: the binding target, its floor, and the rate that would do."""
     part, row = record.targets[index], record.best.margins[index]
@@ -116,7 +111,7 @@ def _rate_words(rate: FeasiblePart | None) -> str:
     if rate is None:
         return ""
     if rate.scale is None:
-        lowest = _part_of(rate.lowest_scale)
+        lowest = Fraction(rate.lowest_scale).limit_denominator(1000)  # 1/64
         return f"Even at {lowest} of this rate a target would be missed: for this traffic the targets are too tight."
     within = "" if rate.width is None else f", at {words.share(rate.width)} more it would not"
     return (
