@@ -1,4 +1,4 @@
-"""What every test may use, and the promise that a test which needs ../shared/data runs wherever that folder is."""
+"""Fixtures for every test, and the check that a test which needs ../shared/data runs wherever that folder exists."""
 
 import os
 import re

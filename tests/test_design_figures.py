@@ -79,7 +79,7 @@ def test_what_a_prefix_hit_leaves() -> None:
 
 
 def test_a_long_prompt_beside_30_decodes() -> None:
-    """24,000 tokens at budget 512: 50 steps of about 20 ms, about 1 s to the first token, nobody waits above 22 ms."""
+    """24,000 tokens at budget 512: 50 steps of about 20 ms, about 1 s to the first token, no gap above 22 ms."""
     result = replay([(0.0, 1, 400)] * 30 + [(0.2, 24_000, 1)], Setting(512), LAB)
     tokens, seconds = steps_of(result, 30)
     assert len(tokens) == 50 and set(tokens[:-1].tolist()) == {512 - 30}

@@ -1,10 +1,10 @@
-"""Bench ``a100-yi34b``: what sixteen whole-batch times of two A100 tell, and what they do not.
+"""Bench ``a100-yi34b``: what sixteen whole-batch times of two A100 determine, and what they do not.
 
 The data holds batches of decodes alone (1 to 128, context unknown) and of one prompt (128 to 16,384), one time each.
-``fit_steps`` refuses so few. What can be fitted is the formula with four coefficients: a floor, a price per token and
-per query-key pair, and a price per request, which for decodes stands for the context nobody wrote down. Errors are
+``fit_steps`` refuses that few. They allow the formula with four coefficients: a floor, a price per token and
+per query-key pair, and a price per request, which for decodes stands for the unrecorded context. Errors are
 those of each batch predicted by a fit to the fifteen others; the knee's interval is their jackknife. One batch
-(256 prompt tokens, the very first that ran) took more than twice what any form gives it, and counts in the errors.
+(256 prompt tokens, the first that ran) took more than twice what any form predicts, and counts in the errors.
 """
 
 import math
@@ -28,7 +28,7 @@ FOLDER = Path(__file__).resolve().parents[3] / "shared" / "data" / "profiles" / 
 # Student's t for 15 degrees of freedom, 95 % two-sided.
 T_95 = 2.131
 _ROUNDS = 30
-# Errors below this weigh alike.
+# Errors below this have equal weight.
 _SMALLEST_ERROR = 0.01
 
 
@@ -89,7 +89,7 @@ def fit_few(steps: StepSamples) -> StepModel:
 
 
 def _fit_split(steps: StepSamples, flat: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> StepModel:
-    """The linear problem that is left when it is known which steps lie on the flat part."""
+    """The linear problem that remains once the steps on the flat part are known."""
     growing = ~flat
     columns = (steps.sequences, flat * 1.0, growing * steps.computed_tokens, growing * steps.attention_work)
     design = np.stack(columns, axis=1) / steps.duration_s[:, None]

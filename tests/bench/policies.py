@@ -1,7 +1,7 @@
 """Bench ``policies``: what budget policies, order policies and caps gain over the best budget, each family tuned.
 
 Five traffics of ``mixes`` and a day. A figure is the share of requests that meet TTFT <= 2 s and have at most 1 % of
-their gaps above 30 ms. Beside each stands the best budget alone on the same traffic; for the headline, what was
+their gaps above 30 ms. Its baseline is the best budget alone on the same traffic; for the headline, what was
 published for adaptive budgets over the best static setting (+26 % goodput), and for the joint search what a rough
 prototype of the twin found. The page docs/policies.md (written by ``policies_page``) has the waits too.
 """
@@ -86,8 +86,9 @@ def _case(name: str, traffic: Traffic, long_tokens: int, trials: int) -> Case:
 
 
 def headline(found: list[Case]) -> list[Figure]:
-    """order_gain_mixes: good share of the best order policy over the best budget alone, mean over the made mixes; the
-    same over the best budget and chunk cap; and how many order families won or lost beyond noise on all traffics.
+    """order_gain_mixes: good share of the best order policy over the best budget alone, mean over the synthetic
+    mixes; the same over the best budget and chunk cap; and the number of order families that won or lost beyond
+    noise, over all traffics.
     """
     mixes = [case for case in found if case.name in MIXES]
     over_budget = [case.best_order.good_share / case.row(BUDGET).good_share for case in mixes]

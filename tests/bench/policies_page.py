@@ -3,7 +3,7 @@
     python -m tests.bench.policies_page docs/policies.md
 
 Runs the bench ``policies`` in full (minutes on two cores). No figure is a timing of this machine: the same code gives
-the same page, except for the public traces, which are left out where they are not beside the project.
+the same page, except for the public traces, which are left out if they are not beside the project.
 """
 
 import argparse

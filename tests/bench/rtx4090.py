@@ -1,9 +1,9 @@
-"""Bench ``rtx4090``: what a layer profile alone predicts of a real vLLM that runs out of KV memory and preempts.
+"""Bench ``rtx4090``: predictions from a layer profile alone, for a real vLLM that runs out of KV memory and preempts.
 
 The twin gets the card's layer profile, the engine's flags, and of each request its arrival at the engine and its two
 lengths; no constant is fitted to the run. TTFT and TPOT of requests 100 to 299 are judged; the first 100, on which
-one constant might have been fitted, are not. What the twin cannot know: which prompts share a beginning (the real
-engine found some in its prefix cache), and the first step of a cold engine.
+one constant might have been fitted, are not. The twin cannot know which prompts share a prefix (the real
+engine found some in its prefix cache), nor the first step of a cold engine.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from tests.bench.shared_data import need_shared_data
 JUDGED_FROM = 100
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 WANTED = 0.05
-# A little more or less KV memory reshuffles who is preempted: what the errors owe to luck.
+# A little more or less KV memory changes which requests are preempted: this shows the share of luck.
 NUDGES_BLOCKS = tuple(range(-12, 13, 2))
 
 
@@ -69,5 +69,5 @@ def quantile_errors(run: ServedRun, result: RunResult) -> dict[str, FloatArray]:
 
 
 def worst(errors: dict[str, FloatArray]) -> float:
-    """The largest error of all quantiles, whatever its sign."""
+    """The largest absolute error of all quantiles."""
     return float(max(np.abs(values).max() for values in errors.values()))

@@ -31,7 +31,7 @@ Values = dict[tuple[Load, int], tuple[FloatArray, FloatArray]]
 
 
 def bench(short: bool) -> Iterator[Figure]:
-    """Winners, ranks, signs and errors of what was not fitted; baselines: what needs no twin. Full: every cell."""
+    """Winners, ranks, signs and errors outside the fit; baselines: rules that need no twin. Full: every cell."""
     need_shared_data()
     runs = read_runs()
     quiet = {model: quietest(runs, model) for model in models(runs)}
@@ -118,7 +118,7 @@ def _signs(unseen: Sequence[Cell]) -> Iterator[Figure]:
 
 
 def _flips(cells: Sequence[Cell]) -> Iterator[Figure]:
-    """Where the sign changes along one series of loads, all but the first of them not fitted."""
+    """Where the sign changes along one series of loads; only the first of them is fitted."""
     for model in sorted({cell.load.model for cell in cells}):
         for metric in FLIPPING:
             series = [cell for cell in cells if cell.metric == metric and _is_common(cell.load, model)]
@@ -160,7 +160,7 @@ def _adaptive(unseen: Sequence[Cell]) -> Iterator[Figure]:
 
 
 def _without_beside(runs: Sequence[Served], quiet: dict[str, Load]) -> Iterator[Figure]:
-    """What is lost when a decode costs the same whether or not a chunk shares its step."""
+    """The errors if a decode costs the same whether or not a chunk shares its step."""
     model = "qwen2.5-3b"
     one = fit(fitted_runs(runs, quiet[model]), beside=False)
     mine = [run for run in runs if run.load.model == model and run.load != quiet[model]]

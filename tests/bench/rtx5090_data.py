@@ -1,4 +1,4 @@
-"""610 runs of a real vLLM 0.22.1 on an RTX 5090, read as our values; and their traffic, made again.
+"""610 runs of a real vLLM 0.22.1 on an RTX 5090, read as our values; and their traffic, regenerated.
 
 The runs name phases and a seed, not arrivals. Their published script draws them with Python's own generator, phase by
 phase; ``arrivals`` does the same, and every run's count of requests and busiest second are checked against the file.
@@ -48,7 +48,7 @@ class Served:
 
 
 def read_runs(path: Path = FILE) -> list[Served]:
-    """All runs in order of the file. Raises InputError when it is absent or says something else than its traffic."""
+    """All runs in order of the file. Raises InputError when it is absent or contradicts its traffic."""
     try:
         with path.open(encoding="utf-8", newline="") as stream:
             rows = list(csv.DictReader(stream))

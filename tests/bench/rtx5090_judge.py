@@ -45,7 +45,7 @@ class Cell:
         return budget == best or self.sign(budget, best) == 0
 
     def regret(self, budget: int) -> float:
-        """How much longer a budget measured than the best one (fraction)."""
+        """How much longer a budget took than the best one (fraction)."""
         return float(self.measured[budget].mean() / self.measured[self.best(False)].mean()) - 1.0
 
     def sign(self, one: int, other: int) -> int:
@@ -77,7 +77,7 @@ def cells_of(values: Mapping[tuple[Load, int], tuple[FloatArray, FloatArray]]) -
 
 
 def signs(cells: Iterable[Cell], one: int, other: int) -> tuple[int, int]:
-    """Of the cells where two settings differ beyond the noise: how many signs are predicted wrongly, and how many."""
+    """Of the cells where two settings differ beyond the noise: the number of wrong signs, and of all cells."""
     judged = [cell for cell in cells if cell.sign(one, other) != 0]
     return sum(cell.sign(one, other) != cell.predicted_sign(one, other) for cell in judged), len(judged)
 

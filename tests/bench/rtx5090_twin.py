@@ -77,7 +77,7 @@ def step_cost(model: str, one: Coefficients) -> StepCost:
 
 
 def _beside(per_token_s: float) -> AttentionTable:
-    """Nothing for decodes or prompts alone; together, a price by the decodes' mean context, whatever the counts."""
+    """Zero for decodes or prompts alone; together, a price by the decodes' mean context, for any counts."""
     few = np.array([0.0, 1.0, 2.0])
     both = np.minimum(few[:, None], 1.0) * np.minimum(few[None, :], 1.0)
     time_s = both[:, None, :, None] * np.array([0.0, 1e4 * per_token_s])[None, None, None, :] * np.ones((1, 2, 1, 1))
@@ -112,7 +112,7 @@ def replay(one: Coefficients, load: Load, budget: int, seed: int) -> FloatArray:
 def fit(runs: Sequence[Served], beside: bool = True) -> Coefficients:
     """Robust least squares on the logs of the figures of runs of one model: damped Gauss-Newton on log coefficients.
 
-    beside: False leaves ``beside_s`` at nothing (to see what it is worth).
+    beside: False keeps ``beside_s`` at 0 (to see what it contributes).
     """
     slope_s = card_prior("rtx-5090", SIZES[runs[0].load.model].parameters, "bf16").model.slope_s_per_token
     start = np.log(np.array(START._replace(slope_s=slope_s)))

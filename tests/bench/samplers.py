@@ -1,9 +1,9 @@
-"""Bench ``samplers``: which sampler finds most for the same number of simulated steps on the three made mixes?
+"""Bench ``samplers``: which sampler finds most with the same number of simulated steps on the three synthetic mixes?
 
 TPE, a Gaussian process (where torch is installed) and random draws, each with the same start (the setting in force,
 formula, knee and the best of a budget sweep), over the two knobs of a stock vLLM and over every knob. A figure is the
 good share found, mean over seeds, beside the best that any of them found there; for random draws that is what the
-start alone gives, and luck. ``ask_ms`` is what a proposal costs besides the replay, on the machine it runs on.
+start alone gives, and luck. ``ask_ms`` is the time of a proposal without its replay, on the machine it runs on.
 """
 
 import time
@@ -43,13 +43,13 @@ class Found:
 def search(
     space: SearchSpace, arena: Arena, starts: list[Setting], sampler: str, seed: int, steps: int, slo: Slo
 ) -> Found:
-    """Trials until those that differ have taken ``steps`` simulated steps together."""
+    """Trials until the distinct ones have taken ``steps`` simulated steps together."""
     study = SettingStudy(space, sampler=sampler, seed=seed)
     for setting in starts:
         study.enqueue(setting)
     seen: dict[Setting, Evaluation] = {}
     trials, asking_s = 0, 0.0
-    # A space that is used up pays nothing any more, so trials end too.
+    # In an exhausted space trials cost nothing any more, so their number is bounded too.
     while sum(e.simulated_steps for e in seen.values()) < steps and trials < 1000:
         begun_s = time.perf_counter()
         tickets = [study.ask() for _ in range(PARALLEL)]

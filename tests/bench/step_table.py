@@ -1,11 +1,11 @@
-"""A step-time table: what real engines do between the formula's two straight parts.
+"""A step-time table: models real engines between the formula's two straight parts.
 
     step_time_s = table(computed_tokens) + sequence_s * sequences + kv_decode_s * decode_context_tokens
                 + kv_prefill_s * prefill_context_tokens + attention_s * attention_work
 
-The table never falls, is linear between its knots and beyond the last goes on at the rate of its last two
+The table never falls, is linear between its knots and beyond the last continues at the rate of its last two
 doublings. Kernels run one after the other, so reading context and prefill attention add to the dense layers instead
-of hiding behind them. Where hardly any step was seen the table leans on the fitted formula. The loss is the mean
+of hiding behind them. Where hardly any step was seen the fitted formula is its prior. The loss is the mean
 absolute relative error itself.
 """
 

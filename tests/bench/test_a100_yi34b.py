@@ -1,4 +1,4 @@
-"""The bench ``a100-yi34b``: a knee comes with an interval, errors are of batches that the fit has not seen."""
+"""The bench ``a100-yi34b``: the knee has an interval, and errors are of batches outside the fit."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def test_the_measured_batches(shared_data: Path) -> None:
     figures = {figure.name: figure.value for figure in bench(True)}
     assert figures["fit_steps_refused"] == 1.0
     assert 0.0 < figures["knee_low"] < figures["knee_tokens"] < figures["knee_high"]
-    assert figures["knee_high"] / figures["knee_low"] > 2.0  # sixteen batches do not tell it better
+    assert figures["knee_high"] / figures["knee_low"] > 2.0  # sixteen batches do not determine it better
     assert figures["decode_held_out_mape"] < 0.12 and figures["prefill_held_out_mape"] < 0.25
     assert figures["worst_held_out_error"] > 0.5  # the first batch is not dropped
 

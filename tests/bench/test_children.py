@@ -1,4 +1,4 @@
-"""Processes that a bench or the demo starts: they say what went wrong, and none is left behind."""
+"""Processes that a bench or the demo starts: errors are reported, and no process is left behind."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ import pytest
 from rooftune.policies.errors import MissingDataError, UnreachableError
 from rooftune.tuner.bench.children import Child, Children, Served, children_of, cost_of, serve
 
-# A process that starts another, says so, and does not care to be asked to end.
+# A process that starts another, reports it, and ignores SIGTERM.
 STUBBORN = """
 import signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

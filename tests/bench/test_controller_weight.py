@@ -1,4 +1,4 @@
-"""The controller's own process: what it imports, and what the bench reads of its log."""
+"""The controller's own process: its imports, and what the bench reads from its log."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The sums of bench live-gain: rounds put in order, honest shares, paired intervals, the cost of trials."""
+"""The arithmetic of bench live-gain: order of rounds, unbiased shares, paired intervals, the cost of trials."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ SIZES = Sizes((10, 50), (1000, 2000), (5, 9))
 
 
 def rows(requests: Listed, start_s: float, **columns: Any) -> RequestRows:
-    """What an engine would have of one round, in an order of its own."""
+    """An engine's rows of one round, in its own order."""
     n = len(requests)
     given: dict[str, Any] = {
         "sequence": np.arange(n),
@@ -77,7 +77,7 @@ def test_an_unfinished_request_is_not_good_and_a_missing_one_stops_the_bench() -
 
 
 def test_the_luckiest_of_many_noisy_numbers_is_not_the_best_setting() -> None:
-    """All settings are alike, so whoever reaches their mean has reached the best of them."""
+    """All settings are equal, so reaching their mean is reaching the best of them."""
     rng = np.random.default_rng(1)
     best = [best_of(0.7 + 0.03 * rng.standard_normal((2, 32))) for _ in range(200)]
     assert np.mean(best) == pytest.approx(0.7, abs=0.005)
@@ -86,7 +86,7 @@ def test_the_luckiest_of_many_noisy_numbers_is_not_the_best_setting() -> None:
 
 
 def test_pairs_make_the_interval_narrow() -> None:
-    """Tuned is good wherever the default is, and for one request in ten besides."""
+    """The tuned setting is good wherever the default is, and for one more request in ten."""
     rng = np.random.default_rng(2)
     default = (rng.random(200) < 0.5).astype(float)
     tuned = np.maximum(default, (np.arange(200) % 10 == 0).astype(float))

@@ -1,4 +1,4 @@
-"""The bench of policies: each family searches what it is named after, and the page says what was found."""
+"""The bench of policies: each family tunes the knobs of its name, and the page shows the results."""
 
 import numpy as np
 import pytest

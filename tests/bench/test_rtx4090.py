@@ -24,7 +24,7 @@ def test_every_quantile_is_within_five_percent(shared_data: Path) -> None:
     assert figures["worst_quantile_error"] <= 0.05
     by_quantile = [abs(value) for name, value in figures.items() if name.startswith(("ttft_", "tpot_"))]
     assert len(by_quantile) == 8 and max(by_quantile) == figures["worst_quantile_error"]
-    # The queue is the step time summed over three minutes: that far the profile must be right.
+    # The queue sums the step time over three minutes: the profile must be accurate that long.
     assert max(abs(figures[f"ttft_p{q}_error"]) for q in (50, 90, 95, 99)) < 0.015
     assert abs(figures["tpot_p50_error"]) < 0.01
     assert figures["preemptions"] > 100

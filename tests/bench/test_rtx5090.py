@@ -1,4 +1,4 @@
-"""The bench ``rtx5090``: traffic made again, the judge on cases told by hand, and what the bench promises."""
+"""The bench ``rtx5090``: regenerated traffic, the judge on hand-computed cases, and the bench's aims."""
 
 from pathlib import Path
 
@@ -79,7 +79,7 @@ def test_a_difference_counts_when_it_exceeds_the_noise_of_five_seeds() -> None:
     clear = [value + 0.1 + jitter for value, jitter in zip(base, [0.01, -0.01, 0.0, 0.01, -0.01], strict=True)]
     noisy = [1.5, 1.7, 3.4, 3.7, 5.3]
     one = cell({512: base, 1024: clear, 2048: noisy}, {512: base, 1024: base, 2048: base})
-    # The traffic of a seed makes values of 1 to 5; the difference is seen all the same.
+    # The traffic of a seed makes values of 1 to 5; the difference still shows.
     assert (one.sign(1024, 512), one.sign(512, 1024), one.sign(2048, 512)) == (1, -1, 0)
     assert one.best(False) == 512 and one.as_good(512) and one.as_good(2048) and not one.as_good(1024)
     assert one.regret(1024) == pytest.approx(0.1 / 3.0)
@@ -134,7 +134,7 @@ def test_short_bench_predicts_budgets_of_a_real_engine(shared_data: Path) -> Non
     assert figures["rank_correlation_median"] >= 0.9
     assert all(figures[f"sign_errors_{name}"] <= 1 for name in ("avg_tpot", "p95_tpot", "avg_latency", "p95_latency"))
     assert figures["error_median"] < 0.06 and figures["pressure_error_median"] < 0.07
-    # Said where it is bad: the smallest model at the largest budget.
+    # The known weak spot: the smallest model at the largest budget.
     assert figures["bias_qwen2.5-0.5b_16384"] < -0.1
 
 

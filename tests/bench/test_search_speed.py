@@ -1,4 +1,4 @@
-"""What the bench times is a search that found something, and a recommendation that came to its end."""
+"""The bench times a search that found something, and a recommendation that finished."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The grid's points that are given up early are not the best: a whole replay of each says the same."""
+"""Grid points whose replay stops early are not the best: complete replays give the same winner."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_the_best_of_the_grid_is_the_same_without_early_stops() -> None:
     for e in whole:
         for steps in (e.simulated_steps // 4, e.simulated_steps // 2, e.simulated_steps):
             bad = surely_failed(traffic, e.setting, steps)
-            # Never more than fail in the end, and all of them once it has ended.
+            # Never more than fail in total, and all of them at the end.
             assert bad <= round((1.0 - e.attainment) * len(traffic))
             given_up += bad > 0 and steps < e.simulated_steps
         assert bad == round((1.0 - e.attainment) * len(traffic))

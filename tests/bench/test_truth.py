@@ -1,4 +1,4 @@
-"""The page of truth: figures stand where the words name them, and nothing is filled in that no bench printed."""
+"""The page of truth: each placeholder gets its figure, and only figures that a bench prints."""
 
 import json
 import re

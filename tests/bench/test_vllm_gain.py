@@ -75,7 +75,7 @@ def test_the_controllers_configuration_is_valid(size: Size, tmp_path: Path) -> N
 
 
 class FakeBed:
-    """An engine whose lease ends after so many looks, if ever."""
+    """An engine whose lease ends after this many reads, if ever."""
 
     def __init__(self, looks: int | None) -> None:
         self._looks, self._left = looks, 0.0

@@ -1,4 +1,4 @@
-"""Who keeps the machine busy, from a /proc of our own making."""
+"""Which processes keep the machine busy, from a fake /proc."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Rows of the protocol as figures and as a twin: a run of the twin itself, written as an engine would tell it."""
+"""Rows of the protocol as figures and as a twin: a run of the twin itself, written as an engine's rows."""
 
 import csv
 import gzip
@@ -54,7 +54,7 @@ def made_traffic(span_s: float = 20.0) -> Traffic:
 
 
 def rows_of(run: RunResult, traffic: Traffic) -> tuple[StepRows, RequestRows]:
-    """What an engine would have written down; the run must have kept its log."""
+    """The rows an engine would have recorded; the run must have kept its log."""
     done: dict[int, int] = defaultdict(int)
     rows: list[tuple[float, ...]] = []
     end_s = 0.0
@@ -103,7 +103,7 @@ def told(traffic: Traffic) -> tuple[StepRows, RequestRows]:
 
 
 def test_figures_from_rows_are_those_of_the_run(traffic: Traffic, told: tuple[StepRows, RequestRows]) -> None:
-    """Gaps come out of the steps alone, exactly."""
+    """Gaps follow exactly from the steps alone."""
     ran = simulate(traffic, ENGINE, SETTING, MODEL).outcomes
     measured = outcomes(*told)
     assert measured.gap_weights.sum() == ran.gap_weights.sum()
@@ -134,14 +134,14 @@ def test_a_step_follows_if_a_request_of_the_previous_one_continues(told: tuple[S
     assert idle.any() and not idle.all()
     found = follows(steps, requests)
     assert not found[0] and not found[1:][idle].any(), "a step after idle time follows nothing"
-    # One that starts at once follows, unless a request came in the very instant in which the last one ended.
+    # One that starts at once follows, unless a request arrived at the instant at which the last one ended.
     assert found[1:][~idle].mean() > 0.99
     of_requests, of_steps = stamps(steps, requests)
     assert (of_steps.end_s[:-1] <= of_steps.start_s[1:]).all() and len(of_requests.arrival_s) == len(requests)
 
 
 def test_one_budget_predicts_the_others(traffic: Traffic, told: tuple[StepRows, RequestRows]) -> None:
-    """Without scatter and without anything outside the step a prediction is all but exact."""
+    """Without scatter and without time outside the step a prediction is nearly exact."""
     twin = learn(*told, seeds=2)
     assert twin.outside.before_s < 1e-6 and twin.outside.host_s < 1e-6
     assert step_mape(twin, join([told[0].samples()])) < 0.01
@@ -183,7 +183,7 @@ def _floats(rows: list[dict[str, str]], name: str) -> FloatArray:
 
 
 def recorded(folder: Path, run: str) -> tuple[StepRows, RequestRows]:
-    """A recorded run of a real vLLM as the protocol would tell it."""
+    """A recorded run of a real vLLM as rows of the protocol."""
     with gzip.open(folder / f"{run}.steps.csv.gz", "rt") as file:
         read = list(csv.DictReader(file))
     column = {name: _floats(read, name) for name in read[0] if read[0][name] != ""}

@@ -1,4 +1,4 @@
-"""The sweep's judge on cases told by hand, and the bench itself: what it promises and where it is honest."""
+"""The sweep's judge on hand-computed cases, and the bench itself: its aims and its known misses."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,10 +1,10 @@
-"""Writes docs/truth.md: what the twin predicted of real engines, from the figures that the benches print.
+"""Writes docs/truth.md: the twin's predictions of real engines, from the figures that the benches print.
 
     python -m tests.bench.truth docs/truth.md       runs the benches in full and writes the page
     python -m tests.bench.truth FILE --from FOLDER
         takes FOLDER/NAME.jsonl (``rooftune bench NAME --json``) instead
 
-The words are in truth_page.md; ``[[bench:figure:format]]`` stands for a figure. A figure that no bench prints ends the
+The text is in truth_page.md; ``[[bench:figure:format]]`` stands for a figure. A figure that no bench prints ends the
 run. No figure is a timing, and all are rounded: the same measurements and the same code give the same page.
 """
 

@@ -1,6 +1,6 @@
 """Bench ``why``: the figures behind decisions 010, 011 and 012 that the other benches do not print.
 
-What is lost when a mechanism is taken away, which form of the step model errs by how much, what a machine's drift does.
+The errors without each mechanism, the error of each form of the step model, the effect of a machine's drift.
 """
 
 from collections.abc import Iterator

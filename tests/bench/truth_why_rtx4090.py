@@ -20,7 +20,7 @@ CONSTANTS_S = (0.00005, 0.0001)
 
 
 def why_rtx4090() -> Iterator[Figure]:
-    """Worst quantile error (fraction) without each mechanism, what luck does, and forms of the step model."""
+    """Worst quantile error (fraction) without each mechanism, the effect of luck, and forms of the step model."""
     run, profile = read_run(), read_profile(FOLDER, LAYERS)
     cost, boot = profile.cost, run.engine.boot
     yield _worst("rtx4090_worst", run, cost)

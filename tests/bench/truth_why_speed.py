@@ -1,8 +1,8 @@
 """How much of the CPU sweep's errors is the machine's speed, and how often a perfect model would meet the bounds.
 
 A perfect model is the twin itself: it plays the measured runs at speeds that differ from run to run as those of
-repeats do, and it predicts them from one run whose speed differs as well. What then is out of bounds, no predictor
-that knows one run alone can avoid.
+repeats do, and it predicts them from one run whose speed differs as well. What is out of bounds then, no predictor
+that knows only one run can avoid.
 """
 
 import math
@@ -92,7 +92,7 @@ def _bins(context: FloatArray, factor: float) -> FloatArray:
 
 
 def allowed_speeds(case: Case, names: Sequence[str]) -> list[float]:
-    """Speeds at which a fit of the very runs, with their own scatter, meets every bound of their setting."""
+    """Speeds at which a fit of the runs themselves, with their own scatter, meets every bound of their setting."""
     measured = [figures_of(outcomes_of(run)) for run in names]
     twins = [learn(run, SEEDS // 2) for run in names]
     return [

@@ -42,7 +42,7 @@ MAPE_AIM = 0.08
 
 @dataclass(frozen=True, eq=False)
 class Twin:
-    """What one run taught: prices of steps, their scatter (one noise a seed), the constants outside, and its level
+    """Learned from one run: prices of steps, their scatter (one noise per seed), the constants outside, and its level
     (all time measured to all time modelled)."""
 
     cost: StepCost
@@ -77,7 +77,7 @@ def replays(twin: Twin, case: Case, speed: float = 1.0) -> list[Outcomes]:
 
 
 def speed_of(twin: Twin, steps: StepSamples) -> float:
-    """Time of a run's steps against what the twin expects of these very steps (1.1 = 10 % slower)."""
+    """Time of a run's steps against what the twin expects of the same steps (1.1 = 10 % slower)."""
     expected_s = twin.level * predict_steps(twin.cost.formula, steps)
     return float(steps.duration_s.sum() / expected_s.sum())
 

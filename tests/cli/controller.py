@@ -23,7 +23,7 @@ def rooftune(*words: object) -> int:
 
 
 def filled(folder: Path) -> Path:
-    """Ten cycles: two pushes, one found better, one worse and taken back; the last push was never written down."""
+    """Ten cycles: two pushes, one found better, one worse and reverted; the last push was never recorded."""
     with StateFile.own(folder, clock=ManualClock(wall_s=START_S + 30.0)) as state:
         for number in range(1, 10):
             assert state.next_number() == number

@@ -1,4 +1,4 @@
-"""The demo: what it plans from a machine's speed, what it says, and that nothing is left running."""
+"""The demo: its plan for a machine's speed, its output, and that nothing is left running."""
 
 import fcntl
 import json
@@ -166,7 +166,7 @@ def start(folder: Path, *words: str) -> "subprocess.Popen[str]":
 
 
 def _hears_ctrl_c() -> None:
-    """A shell without job control starts what runs in its background deaf to Ctrl-C, and that is inherited."""
+    """A shell without job control starts background processes with Ctrl-C ignored, and that is inherited."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -1,4 +1,4 @@
-"""``rooftune doctor``: what it finds, how it ends, and that it changes nothing."""
+"""``rooftune doctor``: its findings, its exit codes, and that it changes nothing."""
 
 import json
 import socket
@@ -39,7 +39,7 @@ def token(tmp_path: Path) -> Path:
 
 
 class Doctor:
-    """Runs the command and keeps what it said."""
+    """Runs the command and keeps its output."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
@@ -107,7 +107,7 @@ def test_the_lease_holder_is_reported(doctor: Doctor, token: Path) -> None:
         port.revert(wire.RevertRequest(actor="me", reason="enough"))
         code, marks = doctor("--engine", server.public, "--token-file", token)
         assert code == 1 and marks["blocked"] == ["bad"]
-        assert port.state().blocked, "the doctor's question took nothing back"
+        assert port.state().blocked, "the doctor's read reverted nothing"
 
 
 def test_a_private_port_without_a_token_is_read_only(doctor: Doctor) -> None:

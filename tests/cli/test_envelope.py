@@ -1,4 +1,4 @@
-"""``rooftune envelope``: vLLM's own default, the price of a ceiling, the flags, and how it ends."""
+"""``rooftune envelope``: vLLM's own default, the price of a ceiling, the flags, and the exit codes."""
 
 import json
 from importlib.metadata import EntryPoint
@@ -87,7 +87,7 @@ def test_case_9_without_room_for_one_prompt_the_advice_is_no(ask: Ask) -> None:
 
 
 def test_case_10_blocks_lost_and_a_ceiling_that_ended_a_start(ask: Ask) -> None:
-    """2,241 blocks at 100 tokens, 2,196 at 2,048; 131,072 ended at its start."""
+    """2,241 blocks at 100 tokens, 2,196 at 2,048; 131,072 failed at start."""
     words = (*RTX4090, "--boot", f"2048:{2196 * 16}", "--boot", f"100:{2241 * 16}", "--ended", "131072")
     code, found = ask.json(*words, "--want", "8192")
     assert code == 0 and found["advice"]["kv_blocks_lost"] == 142 and found["objections"] == []

@@ -1,4 +1,4 @@
-"""``rooftune history``, ``status`` and ``explain`` read what a controller left, also while it runs."""
+"""``rooftune history``, ``status`` and ``explain`` read a controller's records, even while it runs."""
 
 import json
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_the_history_as_json_holds_whole_records(folder: Path, capsys: pytest.Ca
     assert found["pushes"][0]["observed_gain"] == -0.031
 
 
-def test_it_is_read_while_the_controller_holds_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_folder_is_readable_while_a_controller_holds_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with StateFile.own(tmp_path / "s") as state:
         assert rooftune("history", "--state", tmp_path / "s") == 0
         assert "no cycle has been written down yet" in capsys.readouterr().out

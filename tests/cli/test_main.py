@@ -1,4 +1,4 @@
-"""The frame of the command: exit codes, one line per error, lazy commands."""
+"""The command's frame: exit codes, one line per error, lazy commands."""
 
 import argparse
 import json

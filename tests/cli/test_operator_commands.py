@@ -149,8 +149,8 @@ def test_without_a_controller_a_configuration_is_enough(
 def test_a_resume_after_a_pending_revert_is_done_after_it(
     tmp_path: Path, token: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Otherwise the next controller would block the engine last, against what the operator said last."""
-    assert rooftune("revert", "--state", tmp_path / "s") == 1  # nobody is there to do it
+    """Otherwise the next controller would block the engine, against the operator's latest command."""
+    assert rooftune("revert", "--state", tmp_path / "s") == 1  # no controller is there to do it
     with scripted(message(TAKEN)) as engine:
         config = tmp_path / "c.yaml"
         config.write_text(f"engine: {{url: '{engine.url}', token_file: token}}\nstate: s\n")

@@ -39,7 +39,7 @@ def test_without_a_terminal_only_a_few_lines_including_first_and_last() -> None:
     assert lines[-2:] == ["search 200/200", "done"]
 
 
-def test_quiet_says_nothing() -> None:
+def test_quiet_prints_nothing() -> None:
     assert _run(io.StringIO(), quiet=True) == ""
     assert _run(_Terminal(), quiet=True) == ""
 

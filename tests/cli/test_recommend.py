@@ -40,7 +40,7 @@ def test_recommends_prints_and_writes(mix: Path, tmp_path: Path, capsys: pytest.
     assert {"tenant", "prompt length"} <= {group.dimension for group in record.groups}
     assert sum(g.requests for g in record.groups if g.dimension == "tenant") == record.traffic.requests == 400
     assert record.engine.sources["kv_tokens"] == record.current_source == "assumed"
-    # Every stage was said on standard error, none of it on standard output.
+    # Progress goes to standard error only, never to standard output.
     assert "search" in said.err and "search 6/6" not in said.out
     # The files come from the record alone.
     for name, text in report_files(record).items():

@@ -1,4 +1,4 @@
-"""``rooftune record-steps``: what the engine holds, what comes while it looks, and what it says of the rest."""
+"""``rooftune record-steps``: existing steps, steps that arrive meanwhile, and the count of lost ones."""
 
 from importlib.metadata import EntryPoint
 from pathlib import Path

@@ -166,7 +166,7 @@ def test_unreachable_is_exit_3_and_a_wrong_key_exit_1_in_one_line(
     small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody else answers there meanwhile
+        taken.bind(("127.0.0.1", 0))  # bound but not listening: no other server can answer there
         assert replay("--url", f"http://127.0.0.1:{taken.getsockname()[1]}", "--traffic", small) == 3
     assert capsys.readouterr().err.count("\n") == 1
 

@@ -1,4 +1,4 @@
-"""``rooftune run``: what is refused before anything is touched, and one whole cycle at an engine that is not there."""
+"""``rooftune run``: what is refused before anything changes, and one whole cycle without an engine."""
 
 import errno
 import json
@@ -15,7 +15,7 @@ from rooftune.tuner.control.state.lock import FolderLock
 from rooftune.tuner.control.state.store import StateFile
 from tests.cli.controller import rooftune
 
-NOBODY = "http://127.0.0.1:9"  # the discard port: nothing listens there
+NO_ENGINE = "http://127.0.0.1:9"  # the discard port: nothing listens there
 
 
 @pytest.fixture(autouse=True)
@@ -52,21 +52,21 @@ def test_a_bad_configuration_is_one_line_and_code_2_and_leaves_nothing_behind(
 
 def test_bad_flags_name_themselves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--engine: engine.url is 'nothing'" in _refused(capsys, "--engine", "nothing")
-    assert "--mode: mode is 'fast'" in _refused(capsys, "--engine", NOBODY, "--mode", "fast")
+    assert "--mode: mode is 'fast'" in _refused(capsys, "--engine", NO_ENGINE, "--mode", "fast")
     assert "mode is 'live', must be shadow while there are no targets" in _refused(
-        capsys, "--engine", NOBODY, "--mode", "live"
+        capsys, "--engine", NO_ENGINE, "--mode", "live"
     )
-    assert "--cycles" in _refused(capsys, "--engine", NOBODY, "--cycles", "0")
-    assert "write the whole path" in _refused(capsys, "--engine", NOBODY, "--state", "~surely-nobody/x")
-    assert "not allowed with argument" in _refused(capsys, "--engine", NOBODY, "--cycles", "3", "--once")
+    assert "--cycles" in _refused(capsys, "--engine", NO_ENGINE, "--cycles", "0")
+    assert "write the whole path" in _refused(capsys, "--engine", NO_ENGINE, "--state", "~surely-nobody/x")
+    assert "not allowed with argument" in _refused(capsys, "--engine", NO_ENGINE, "--cycles", "3", "--once")
     assert "engine is missing; give --engine URL" in _refused(capsys)
     (tmp_path / "file").write_text("")
-    assert "--report is 'file', which is a file" in _refused(capsys, "--engine", NOBODY, "--report", "file")
+    assert "--report is 'file', which is a file" in _refused(capsys, "--engine", NO_ENGINE, "--report", "file")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
 
 def test_check_prints_what_would_run_and_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert rooftune("run", "--engine", NOBODY, "--profile", "chat", "--mode", "live", "--check") == 0
+    assert rooftune("run", "--engine", NO_ENGINE, "--profile", "chat", "--mode", "live", "--check") == 0
     said = capsys.readouterr().out
     assert said.startswith("the configuration is good\n")
     assert "mode live" in said and "targets: chat" in said
@@ -89,17 +89,18 @@ def test_flags_reach_the_controller(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setattr(run_command, "run_controller", instead)
     (tmp_path / "c.yaml").write_text("engine: {url: 'http://h:1'}\nprofile: chat\nstate: s\n")
     assert (
-        rooftune("run", "--config", "c.yaml", "--mode", "live", "--engine", NOBODY, "--cycles", 5, "--report", "r") == 7
+        rooftune("run", "--config", "c.yaml", "--mode", "live", "--engine", NO_ENGINE, "--cycles", 5, "--report", "r")
+        == 7
     )
     ((config, rest),) = calls
-    assert (config.mode, config.engine.url, config.state) == ("live", NOBODY, tmp_path / "s")
+    assert (config.mode, config.engine.url, config.state) == ("live", NO_ENGINE, tmp_path / "s")
     assert (rest["cycles"], rest["report"]) == (5, Path("r"))
     assert rooftune("run", "--config", "c.yaml", "--once") == 7 and calls[1][1]["cycles"] == 1
     assert rooftune("run", "--config", "c.yaml") == 7 and calls[2][1]["cycles"] is None
 
 
 def test_one_cycle_without_an_engine_holds_and_is_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert rooftune("run", "--engine", NOBODY, "--once", "--listen", "127.0.0.1:0", "--state", "s") == 0
+    assert rooftune("run", "--engine", NO_ENGINE, "--once", "--listen", "127.0.0.1:0", "--state", "s") == 0
     capsys.readouterr()
     assert rooftune("explain", "--state", "s") == 0
     said = capsys.readouterr().out
@@ -111,13 +112,13 @@ def test_one_cycle_without_an_engine_holds_and_is_recorded(tmp_path: Path, capsy
 
 def test_the_second_controller_on_a_folder_exits_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lock = FolderLock.take(tmp_path / "s", ManualClock())
-    line = _refused(capsys, "--engine", NOBODY, "--once", "--state", "s", "--listen", "127.0.0.1:0", code=1)
+    line = _refused(capsys, "--engine", NO_ENGINE, "--once", "--state", "s", "--listen", "127.0.0.1:0", code=1)
     assert "is held by a controller (pid" in line and "--state" in line
     lock.release()
 
 
 def test_a_controller_outlives_the_reader_of_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The terminal is gone, or the file that it writes to is on a full disk: the cycles go on."""
+    """The terminal is gone, or the output file is on a full disk: the cycles continue."""
     for error in (BrokenPipeError(), OSError(errno.ENOSPC, "No space left on device")):
 
         def fails(text: str, error: OSError = error) -> int:
@@ -125,6 +126,6 @@ def test_a_controller_outlives_the_reader_of_its_progress(tmp_path: Path, monkey
 
         monkeypatch.setattr(sys.stdout, "write", fails)
         folder = f"s-{error.errno}"
-        assert rooftune("run", "--engine", NOBODY, "--once", "--listen", "127.0.0.1:0", "--state", folder) == 0
+        assert rooftune("run", "--engine", NO_ENGINE, "--once", "--listen", "127.0.0.1:0", "--state", folder) == 0
         with StateFile.visit(tmp_path / folder) as state:
             assert [record.number for record in state.last(5)] == [1]

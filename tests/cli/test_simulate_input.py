@@ -101,7 +101,7 @@ def test_bad_input_is_one_line(
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "\x00\x01"])
-def test_no_input_at_all(tmp_path: Path, text: str) -> None:
+def test_unreadable_input_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "i.json").write_text(text)
     with pytest.raises(InputError, match=r"i\.json"):
         read_simulate_input(tmp_path / "i.json")

@@ -1,4 +1,4 @@
-"""A configuration that cannot be used: one line with file, line, key, value, bound and remedy, and nothing touched."""
+"""A configuration that cannot be used: one line with file, line, key, value, bound and remedy, and no side effect."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def complaint(tmp_path: Path, text: str, *overrides: Override, **environ: str) -
     return line.removeprefix(f"{tmp_path}/")
 
 
-# what stands in the file after the engine, and what the complaint must name: line, key, value, bound
+# the file's text after the engine, and what the error must name: line, key, value, bound
 BAD = [
     ("mode: fast", "2: mode is 'fast'", "'shadow' or 'live'"),
     ("cadence: {cycle_s: 0}", "2: cadence.cycle_s is 0", "above 0"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 PACKAGES = ("policies", "tuner", "engine")  # folders; imported as rooftune.policies and so on
 
-# Highest first. A module may import strictly lower layers and its own part; parts in one layer are strangers.
+# Highest first. A module may import strictly lower layers and its own part, never another part of its layer.
 TUNER_LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("bench",),
@@ -26,7 +26,7 @@ TUNER_LAYERS: tuple[tuple[str, ...], ...] = (
 # Inside tuner.control: the loop may use every room, a room only its own modules and the shared values beside the rooms.
 CONTROL_TOP = ("cycle", "assemble")
 CONTROL_ROOMS = ("signals", "state", "status", "searcher", "explain")
-CONTROL_NEIGHBOURS = {("status", "state")}  # its pages show and take what an operator asked for
+CONTROL_NEIGHBOURS = {("status", "state")}  # its pages show and accept operator requests
 
 # Library -> the only places (module, or package with everything below it) that may import it.
 FENCES: dict[str, tuple[str, ...]] = {
@@ -100,7 +100,7 @@ def violation(module: str, imported: str) -> str | None:
     if own == "policies":
         return _policies_violation(module, imported, top)
     if theirs == "engine" and own != "engine":
-        return "nobody imports engine"
+        return "nothing imports engine"
     if theirs == "tuner" and own == "engine":
         return "engine imports policies and nothing of tuner"
     if theirs == "tuner" and own == "tuner":
@@ -188,7 +188,7 @@ def reachable(graph: Graph, start: set[str]) -> set[str]:
 
 
 def on_a_cycle(graph: Graph) -> set[str]:
-    """The modules that import themselves over others."""
+    """The modules on an import cycle."""
     left = {name: set(targets) - {name} for name, targets in graph.items()}
     while leaves := {name for name, targets in left.items() if not targets & set(left)}:
         left = {name: targets for name, targets in left.items() if name not in leaves}

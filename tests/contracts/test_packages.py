@@ -1,4 +1,4 @@
-"""What a wheel holds is what the folders hold, and nothing of it lies under a name of its own."""
+"""A wheel holds exactly what the folders hold, all of it under ``rooftune``."""
 
 import tomllib
 from pathlib import Path

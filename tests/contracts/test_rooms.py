@@ -1,4 +1,4 @@
-"""The house stays small enough to walk through: rooms, files, cycles, dead modules, the map, and links in the docs."""
+"""The structure stays small: rooms, files, cycles, dead modules, the map, and links in the docs."""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""A test that needs ../shared/data may not be skipped where the folder is: shown on a project made for it."""
+"""A test that needs ../shared/data may not be skipped if the folder exists: shown on a small project made for it."""
 
 import os
 import re

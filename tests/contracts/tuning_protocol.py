@@ -1,4 +1,4 @@
-"""The contract of the tuning protocol: what every engine that offers it must do, whoever serves it and however.
+"""The contract of the tuning protocol: what every engine that offers it must do.
 
 Subclass ``TuningProtocolContract``, give it a fixture ``endpoint``, and all tests run on it. An endpoint is asked only
 for what the protocol offers, for load, and for time.
@@ -16,7 +16,7 @@ Answer = wire.PushAnswer | wire.Refusal
 
 
 class Endpoint(Protocol):
-    """One engine with the load that a test needs. Every method answers when what it asks for has happened."""
+    """One engine with the load that a test needs. Every method returns once its effect has happened."""
 
     def tuning_state(self) -> wire.State: ...
     def push(self, request: wire.PushRequest) -> Answer: ...
@@ -26,7 +26,7 @@ class Endpoint(Protocol):
     def requests_after(self, after: int) -> wire.RequestColumns: ...
 
     def load(self) -> None:
-        """Bring requests about that keep the engine busy for at least 60 steps: prompts and decodes."""
+        """Submit requests that keep the engine busy for at least 60 steps: prompts and decodes."""
         ...
 
     def run_steps(self, count: int) -> None:
@@ -34,7 +34,7 @@ class Endpoint(Protocol):
         ...
 
     def finish(self) -> None:
-        """Let everything in flight come to its end."""
+        """Let everything in flight finish."""
         ...
 
     def pass_time(self, seconds: float) -> None:
@@ -138,7 +138,7 @@ class TuningProtocolContract:
     def test_another_actor_must_wait(self, endpoint: Endpoint) -> None:
         budget = lower(endpoint.tuning_state())
         taken(push(endpoint, step_tokens=budget))
-        refused(push(endpoint, step_tokens=budget, actor="somebody else"), "held_by_other")
+        refused(push(endpoint, step_tokens=budget, actor="another"), "held_by_other")
         taken(push(endpoint, step_tokens=budget, reason="the holder may renew"))
 
     def test_a_lease_ends_by_itself(self, endpoint: Endpoint) -> None:

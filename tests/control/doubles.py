@@ -1,4 +1,4 @@
-"""Stand-ins for the loop's other parts: a searcher that says what it is told to, a store in memory, a whole rig."""
+"""Stand-ins for the loop's other parts: a scripted searcher, a store in memory, a whole rig."""
 
 import math
 from collections.abc import Callable
@@ -57,7 +57,7 @@ def proposes(**parts: Any) -> Reply:
 
 @dataclass
 class Scripted:
-    """A searcher whose answer comes after ``delay`` looks. jobs: what it was asked."""
+    """A searcher whose answer comes after ``delay`` polls. jobs: the jobs it got."""
 
     reply: Reply
     delay: int = 1
@@ -191,7 +191,7 @@ class Rig:
     records: list[CycleRecord] = field(default_factory=list)
 
     def run(self, cycles: int, until: Callable[[CycleRecord], bool] | None = None) -> list[CycleRecord]:
-        """So many cycles, each at its time; fewer when ``until`` says so. Returns theirs."""
+        """Run this many cycles, each at its time; fewer if ``until`` stops them. Returns their records."""
         made = []
         for _ in range(cycles):
             self.clock.sleep(self.options.cycle_s)

@@ -37,7 +37,7 @@ class Window:
 
 
 class TimeRunner(FakeRunner):
-    """Only the time of its steps counts here, so its tokens all say the same."""
+    """Only the time of its steps matters here, so all its tokens are equal."""
 
     def run(self, step: StepBatch) -> list[int]:
         assert self._clock is not None

@@ -1,4 +1,4 @@
-"""Jobs for the child: windows made by the twin itself, so that what a good answer is is known."""
+"""Jobs for the child: windows made by the twin itself, so that the right answer is known."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +48,7 @@ def job(traffic: Traffic | None = None, **changes: Any) -> Job:
 
 @dataclass
 class InlineSearcher:
-    """``Searcher`` in the calling process: the answer is there when it is asked for."""
+    """``Searcher`` in the calling process: the answer is ready at the first poll."""
 
     waiting: Job | None = None
 

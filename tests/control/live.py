@@ -24,7 +24,7 @@ BOOT = Setting(step_tokens=2048, max_running=32)
 
 @dataclass(frozen=True)
 class Traffic:
-    """Poisson arrivals. documents: one in so many prompts is long (0: none)."""
+    """Poisson arrivals. documents: one prompt in this many is long (0: none)."""
 
     rate_rps: float = 2.0
     prompt_tokens: int = 200
@@ -44,7 +44,7 @@ class Traffic:
 
 
 class QuickRunner(FakeRunner):
-    """Time as the model says, tokens from the position alone: nobody reads them here."""
+    """Time from the model, tokens from the position alone: no test reads them."""
 
     def _write(self, segment: Segment) -> int:
         return segment.end
@@ -78,7 +78,7 @@ class LiveEngine:
         self.start()
 
     def start(self) -> None:
-        """A new start of the engine: another boot id, nothing in flight."""
+        """An engine restart: another boot id, nothing in flight."""
         facts = replace(FAKE_FACTS, max_model_tokens=self.model_tokens)
         runner = QuickRunner(self.model, self.clock, kv_blocks=self.kv_blocks, facts=facts, read_all=False)
         runner.duration_s = self._drifting(runner.duration_s)  # type: ignore[method-assign]  # a test's own engine
@@ -101,7 +101,7 @@ class LiveEngine:
         self._next = (float("inf"), 1, 1)
 
     def advance(self, seconds: float) -> None:
-        """Let so much time pass at the engine; a step that has begun is finished."""
+        """Let this much time pass at the engine; a step that has begun is finished."""
         self._target_s += seconds
         if self.hung:  # arrivals pile up, no step ends
             self.clock.now_s = max(self.clock.now_s, self._target_s)
@@ -153,7 +153,7 @@ class LiveClock(ManualClock):
 
 @dataclass
 class LivePort:
-    """A port straight into an engine. script: called with the name of each request, may raise a PortError or answer.
+    """A port directly into an engine. script: called with the name of each request; may raise a PortError or answer.
 
     calls: what was asked, in order; pushes: every push that left, as it was.
     """

@@ -62,7 +62,7 @@ def test_a_missing_engine_is_waited_for_and_reported(tmp_path: Path) -> None:
         records = store.last(10)
     assert [record.number for record in records] == [3, 2, 1]
     assert {record.reason for record in records} == {Reason.UNREACHABLE}
-    assert len([line for line in told if line.startswith("cycle")]) == 1, "the same thing is told once"
+    assert len([line for line in told if line.startswith("cycle")]) == 1, "each event is reported once"
     page = (tmp_path / "report" / "live.md").read_text()
     assert "unreachable" in page and "| hold |" in page
 
@@ -87,7 +87,7 @@ def test_a_stopped_controller_finishes_its_cycle_and_starts_no_other(tmp_path: P
         if line.startswith("cycle"):
             os.kill(os.getpid(), kind)
 
-    started_with = signal.signal(kind, signal.SIG_DFL)  # not what nohup or a shell's background left us with
+    started_with = signal.signal(kind, signal.SIG_DFL)  # not the handlers that nohup or a shell's background set
     try:
         assert run_controller(config(tmp_path), clock=ManualClock(), cycles=50, tell=tell, stop=stop) == 0
         assert stop and signal.getsignal(kind) is signal.SIG_DFL, "handlers are put back"
@@ -169,7 +169,7 @@ def test_progress_lines_and_report_tell_the_same_story() -> None:
     assert f"| {push.number} | token budget 512 tokens | +12.0 |" in page and "better" in page
     assert f"### Cycle {push.number}" in page and f"### Cycle {kept.number}" in page
     assert report_of([], "test").count("\n") >= 2
-    # Its answer was lost on the way, or the controller was killed in that very instant: it was a push all the same.
+    # Its answer was lost, or the controller was killed at that instant: it still was a push.
     unsaid = push.model_copy(update={"pushed": None, "in_force": records[0].in_force})
     lost = [unsaid if record is push else record for record in records]
     assert f"| {push.number} | token budget 512 tokens | +12.0 |" in report_of(lost, "test")

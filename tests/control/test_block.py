@@ -1,4 +1,4 @@
-"""Who stops the tuner at the engine, and which resume ends it: only one that was asked for after that block."""
+"""A block at the engine, and the resume that lifts it: only one requested after that block."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ NO = wire.RevertRequest(actor="bob", reason="no", block=True)
 
 
 def out_of_reach(name: str) -> None:
-    raise PortError(PortFault.UNREACHABLE, f"{name}: nobody there")
+    raise PortError(PortFault.UNREACHABLE, f"{name}: not there")
 
 
 def made(**more: Any) -> Rig:
@@ -90,7 +90,7 @@ def test_a_resume_lifts_the_known_block_and_none_of_a_later_boot(restart: bool) 
     run.port.script = out_of_reach
     ask(run, operator.resume)
     run.run(1)
-    if restart:  # an engine that starts forgets its block; then somebody sets another
+    if restart:  # an engine that restarts forgets its block; then another one is set
         run.engine.start()
         run.engine.running.revert(NO)
     run.port.script = None
@@ -99,7 +99,7 @@ def test_a_resume_lifts_the_known_block_and_none_of_a_later_boot(restart: bool) 
 
 
 def both_wait() -> Rig:
-    """A revert and then a resume, asked for while nobody answers."""
+    """A revert and then a resume, requested while the engine does not answer."""
     run = made()
     run.port.script = out_of_reach
     ask(run, operator.revert)

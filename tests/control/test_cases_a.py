@@ -92,7 +92,7 @@ def test_case_3_a_push_that_admits_no_request_is_worse_despite_short_gaps() -> N
 
 
 def test_case_3_falling_throughput_under_a_long_prompt_is_not_healthy() -> None:
-    """Whoever ended was served well; running requests finish, none replaces them, and more and more wait."""
+    """Finished requests were served well; running ones finish, no new ones start, and the queue grows."""
     traffic = Traffic(rate_rps=2.0, documents=0, output_tokens=40)
     engine = LiveEngine(traffic, boot=BOOT._replace(step_tokens=256), kv_blocks=20_000, model_tokens=200_000)
     engine.options["ceiling_tokens"] = 2048
@@ -103,7 +103,7 @@ def test_case_3_falling_throughput_under_a_long_prompt_is_not_healthy() -> None:
     engine.submit(130_000, 10)
     run.run(6, until=pushed)
     seen = run.records[-1].observed
-    assert seen is not None and seen.attainment is not None and seen.attainment > 0.97, "those that ended look fine"
+    assert seen is not None and seen.attainment is not None and seen.attainment > 0.97, "the finished ones look fine"
     assert Signal.LONG_PREFILL_BLOCKS.value in codes(run.records[-1])
     assert pushed(run.records[-1]) and run.records[-1].pushed is not None
     assert run.records[-1].pushed["step_tokens"] > 256
@@ -148,7 +148,7 @@ def test_case_5_a_cap_without_effect_is_dropped_from_the_search() -> None:
 
 @pytest.mark.slow
 def test_case_6_live_results_are_reported_as_measured_not_made_monotone() -> None:
-    """Four limits, tails 3.6, 4.1, 6.3, 4.0 s: the search hears of every one, under its own knob and share."""
+    """Four limits, tails 3.6, 4.1, 6.3, 4.0 s: the search gets every one, with its own knob and share."""
     shares = {1: 0.96, 4: 0.90, 8: 0.965}
     given = options(search_requests=20, bounds={"max_partial_prefills": (0.0, 8.0)})
     first = rig(proposes(verdict="keep"), options=given)
@@ -194,7 +194,7 @@ def test_case_7_lessons_of_one_load_do_not_apply_under_another() -> None:
     run.run(40, until=lambda r: r.action is Action.PUSH)
     assert run.setting.step_tokens == 2048
     later = run.searcher.jobs[asked:]
-    assert later and later[-1].live == (), "the trial under the other load is not told"
+    assert later and later[-1].live == (), "the trial under the other load is not passed on"
     run.run(14, until=lambda r: r.verify is not None and r.verify.verdict != "inconclusive")
     assert run.records[-1].verify is not None and run.records[-1].verify.verdict == "better"
     assert run.setting.step_tokens == 2048
@@ -297,7 +297,7 @@ def test_case_15_two_stable_levels_raise_an_alarm_and_are_not_chased() -> None:
 
 @pytest.mark.slow
 def test_case_17_a_cap_of_half_the_budget_makes_equal_prompts_wait_more_evenly() -> None:
-    """Four cold prompts of 20k at once, again and again; the spread of their TTFT is told beside the tail."""
+    """Four cold prompts of 20k at once, again and again; the spread of their TTFT is reported beside the tail."""
 
     def four(engine: LiveEngine) -> None:
         for _ in range(4):
@@ -341,7 +341,7 @@ def test_case_18_the_first_proposal_goes_all_the_way() -> None:
 
 @pytest.mark.slow
 def test_case_21_without_a_target_on_gaps_the_budget_grows_and_then_stays() -> None:
-    """Long prompts, a budget of 128 that the card's floor makes dear: only the wait for the first token counts."""
+    """Long prompts, a budget of 128 that the card's floor makes expensive: only the time to first token counts."""
     traffic = Traffic(rate_rps=0.8, prompt_tokens=2500, output_tokens=8, documents=0)
     engine = LiveEngine(traffic, boot=BOOT._replace(step_tokens=128), options={"ceiling_tokens": 2048})
     slo = Slo((Target("ttft", 3.0, 0.99),))

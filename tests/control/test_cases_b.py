@@ -43,7 +43,7 @@ def test_case_23_kv_full_and_preempting_is_kv_bound_and_no_budget_is_moved(full:
 
 
 def test_case_23_throughput_that_does_not_recover_is_an_alarm(full: Rig) -> None:
-    """The load has gone, the pace of those that are left has not come back: tuning waits for a person."""
+    """The load has dropped, the pace of the remaining requests has not recovered: tuning waits for an operator."""
     full.engine.slow = 4.0
     full.engine.abort_some(1.0)
     full.engine.carry(Traffic(rate_rps=0.3, prompt_tokens=200, output_tokens=60, documents=0))
@@ -120,20 +120,20 @@ def test_case_28_an_abort_storm_is_no_verdict_on_a_setting() -> None:
     assert run.records[-1].reason is Reason.ABORT_STORM and not run.port.moving
     hang_up[0] = False
     run.run(16, until=lambda r: r.action is Action.PUSH)
-    assert run.records[-1].action is Action.PUSH, "and when it is over, tuning goes on"
+    assert run.records[-1].action is Action.PUSH, "and when it is over, tuning continues"
     hang_up[0] = True
     run.run(3, until=lambda r: r.action is Action.REVERT)
     verify, memory = run.records[-1].verify, run.controller._book.memory
     assert verify is not None and (verify.verdict, verify.reason) == ("inconclusive", "no_matched_traffic")
     assert (run.records[-1].action, run.records[-1].reason) == (Action.REVERT, Reason.ABORT_STORM)
-    assert run.setting == BOOT, "nobody knows whether the push is why, so it goes, and not for half an hour of that"
+    assert run.setting == BOOT, "the push may be the cause, so it is reverted, well before half an hour has passed"
     assert memory.tried[-1].verdict == "inconclusive" and memory.trust.failed == 0
 
 
 # --- 38 ----------------------------------------------------------------------------------------
 
 
-def test_case_38_an_engine_that_dies_under_a_push_is_not_held_against_the_push() -> None:
+def test_case_38_an_engine_that_dies_under_a_push_does_not_count_against_the_push() -> None:
     run = rig(proposes(step_tokens=512), options=QUICK)
     run.run(6, until=lambda r: r.action is Action.PUSH)
     run.engine.start()

@@ -81,7 +81,7 @@ def test_every_code_has_a_text_and_every_text_a_code() -> None:
         )
     assert BEFORE_GUARD < set(Reason)
     assert not BEFORE_GUARD & {Reason.OK, Reason.VERIFYING, Reason.CONFLICT, Reason.FOUND_FOREIGN, Reason.HELD_BY_OTHER}
-    assert len(set(MEANING.values())) == len(MEANING)  # no two codes say the same
+    assert len(set(MEANING.values())) == len(MEANING)  # no two codes have the same text
     assert len({code.value for code in CODES}) == len(CODES)  # a record's reason is one code, never two
 
 

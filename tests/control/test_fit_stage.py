@@ -1,4 +1,4 @@
-"""The learner: what it keeps of a stream of steps, when it fits, what it does about drift and restarts."""
+"""The learner: what it keeps of a stream of steps, when it fits, how it handles drift and restarts."""
 
 from dataclasses import replace
 
@@ -38,7 +38,7 @@ def taught(steps: StepRows, pieces: int = 12) -> Learner:
     return learner
 
 
-def test_the_engines_own_constants_come_back(steps: StepRows) -> None:
+def test_the_fit_recovers_the_engines_constants(steps: StepRows) -> None:
     fit = taught(steps).fit()
     assert fit.knee_tokens is not None and 150.0 <= fit.knee_tokens <= 260.0
     assert fit.coefficients["slope_s_per_token"] == pytest.approx(SLOW.slope_s_per_token, rel=0.05)
@@ -153,7 +153,7 @@ def test_a_slower_engine_is_detected_and_refitted() -> None:
 
 
 def test_what_is_sampled_after_a_drift_is_kept_until_there_is_a_refit(steps: StepRows) -> None:
-    """An alarm that goes on ringing must not leave a fit with nothing but the steps of one cycle, again and again."""
+    """A persistent alarm must not leave every fit with only the steps of one cycle."""
     learner = taught(steps)
     learner.recall(MemoryStore(), "m")
     learner.fit()
@@ -179,7 +179,7 @@ def test_what_is_sampled_after_a_drift_is_kept_until_there_is_a_refit(steps: Ste
         if seen > 1000:
             break
     assert sampled == sorted(sampled) and sampled[-1] >= 500
-    assert learner.due, "and a refusal holds for hundreds of steps, not for as many as ever were"
+    assert learner.due, "and a refusal holds for hundreds of steps, not forever"
 
 
 def test_another_model_on_the_engine_starts_over(steps: StepRows) -> None:

@@ -1,4 +1,4 @@
-"""What the issue asks the controller to show, with our engine's real loop and the real twin and search, on a clock that
+"""What the controller must show, with our engine's real loop and the real twin and search, on a clock that
 the test turns: a fixed list with one long prompt in eight, an honest sweep, the controller live from cold.
 
 The same as bench ``live-gain``, which runs it as processes on the wall clock; here steps vary by a few percent from a
@@ -189,7 +189,7 @@ def test_live_gain_reaches_the_best_of_an_honest_sweep_and_beats_the_default() -
 
 
 def trial_stretches(records: list[CycleRecord]) -> list[tuple[float, float]]:
-    """Wall-clock stretches in which a push was in force that had not proved itself."""
+    """Wall-clock periods in which a push was in force and on trial."""
     found: list[tuple[float, float]] = []
     for record in records:
         if record.pushed is not None:

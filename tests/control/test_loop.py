@@ -1,4 +1,4 @@
-"""What the loop does, on a live engine in this process: real scheduler, real tuning desk, a searcher that is told."""
+"""What the loop does, on a live engine in this process: real scheduler, real tuning desk, a scripted searcher."""
 
 import json
 import random
@@ -97,7 +97,7 @@ def test_the_search_gets_other_models_that_the_fit_allows(better: Rig) -> None:
             assert all(low <= getattr(draw, name) <= high for draw in job.draws)
 
 
-def test_the_fit_holds_the_engines_own_knee(better: Rig) -> None:
+def test_the_fits_interval_contains_the_engines_knee(better: Rig) -> None:
     fit = better.records[-1].fit
     assert fit is not None and fit.knee_low_tokens is not None and fit.knee_high_tokens is not None
     assert fit.knee_low_tokens <= 200.0 <= fit.knee_high_tokens
@@ -115,14 +115,14 @@ def test_the_live_trial_reaches_the_next_search(better: Rig) -> None:
     trial = memory_of(better).tried[-1]
     assert trial.verdict == "better" and trial.setting["step_tokens"] == 512
     assert trial.attainment is not None and trial.attainment > 0.9
-    # The search after it, under like traffic, hears of it.
+    # The next search, under similar traffic, gets it.
     run = rig(proposes(step_tokens=512, verdict="keep"), store=better.store)
     run.run(4)
     assert run.searcher.jobs and [one.setting for one in run.searcher.jobs[-1].live] == [setting_of(trial.setting)]
 
 
 def test_known_traffic_restores_its_setting_at_once(better: Rig) -> None:
-    """The engine was started anew; before any search has answered, the proven setting is tried again."""
+    """The engine restarted; before any search has answered, the proven setting is tried again."""
     store = MemoryStore()
     store.values = dict(better.store.values)
     run = rig(proposes(step_tokens=64), store=store, delay=1000)
@@ -204,7 +204,7 @@ def test_the_twin_keeps_decodes_moving_where_the_engine_does(told: dict[str, Any
 
 @pytest.fixture(scope="module")
 def lied() -> Rig:
-    """A searcher that swears by the budget under which every third prompt stops all others."""
+    """A searcher that insists on the budget under which every third prompt stops all others."""
     engine = LiveEngine(CROWD, boot=GOOD, options={"ceiling_tokens": 2048})
     run = rig(proposes(step_tokens=2048, gain=0.3), engine=engine, options=options(settle_s=1.0, slo=TIGHT))
     run.run(14, until=reverted)
@@ -250,7 +250,7 @@ def test_the_same_bad_proposal_is_not_tried_twice(lied: Rig) -> None:
 
 @pytest.mark.parametrize("looks", [0, 1])
 def test_a_proposal_is_acted_on_once(looks: int) -> None:
-    """The push is taken back by somebody; without another answer of the search it is not made again."""
+    """Another actor reverts the push; without a new answer of the search it is not repeated."""
     run = rig(proposes(step_tokens=512), options=options(search_requests=20))
     run.run(6, until=pushed)
     run.run(looks)
@@ -369,7 +369,7 @@ def test_of_two_controllers_exactly_one_acts() -> None:
     assert lease is not None and lease.actor == "rooftune/two"
 
 
-def test_two_that_claim_at_once_get_one_lease() -> None:
+def test_of_two_simultaneous_claims_one_gets_the_lease() -> None:
     engine = LiveEngine()
     clock = LiveClock([engine])
     first = rig(proposes(step_tokens=512), engine=engine, clock=clock)
@@ -559,7 +559,7 @@ def test_a_clean_exit_returns_the_lease() -> None:
 def test_a_setting_of_an_earlier_run_outside_the_present_bounds_is_not_kept(
     proven: bool, bounds: dict[str, tuple[float, float]]
 ) -> None:
-    """The controller was killed under a push, and comes back with other bounds before the lease is over."""
+    """The controller was killed under a push, and restarts with other bounds before the lease is over."""
     run = rig(proposes(step_tokens=512, gain=0.12))
     run.run(12, until=lambda r: r.verify is not None and r.verify.verdict == "better" if proven else pushed(r))
     assert run.setting == FITTING and (memory_of(run).kept is not None) is proven
@@ -698,7 +698,7 @@ def test_a_slowdown_by_a_neighbour_does_not_count_against_the_push() -> None:
 
 @pytest.mark.slow
 def test_a_refit_after_a_drift_restores_the_search_region() -> None:
-    """What failed, failed by the model that has been replaced."""
+    """The failures were those of the model that has been replaced."""
     store = MemoryStore()
     remember(store, Memory().but(trust=Trust(4.0, failed=3)))
     run = rig(proposes(verdict="keep"), store=store)
@@ -711,7 +711,7 @@ def test_a_refit_after_a_drift_restores_the_search_region() -> None:
 
 
 def test_a_push_that_no_window_could_judge_is_not_searched_for() -> None:
-    """One request in ten seconds: a minute never sees the 40 that a verdict needs. A shadow may propose."""
+    """One request in ten seconds: a minute never sees the 40 that a verdict needs. Shadow mode may still propose."""
     slow, given = Traffic(rate_rps=0.1, documents=2), options(search_requests=10, window_s=600.0)
     live = rig(proposes(step_tokens=512, gain=0.12), engine=LiveEngine(slow), options=given)
     live.run(40)

@@ -110,7 +110,7 @@ def test_an_unserialisable_part_is_left_out_of_the_record() -> None:
 def test_a_trial_is_predicted_to_cost_what_the_twins_own_error_puts_at_risk() -> None:
     assert predicted_cost_slo_s(0.9, 0.05, 100.0) == pytest.approx(5.0)
     assert predicted_cost_slo_s(0.02, 0.05, 100.0) == pytest.approx(2.0), "no more than is served well now"
-    assert predicted_cost_slo_s(math.nan, math.nan, 100.0) == 100.0, "what is not known counts as everything"
+    assert predicted_cost_slo_s(math.nan, math.nan, 100.0) == 100.0, "an unknown gain counts as total loss"
 
 
 def test_only_a_loss_costs() -> None:
@@ -137,7 +137,7 @@ def test_a_nan_account_is_refused() -> None:
 
 
 def side(good: float, count: int = 200, long_share: float = 0.1, seed: int = 0, **changes: Any) -> Side:
-    """Requests of which a share is good; long prompts are never, as under a budget that stalls them."""
+    """Requests of which a share is good; long prompts never are, as under a budget that stalls them."""
     chance = np.random.default_rng(seed)
     prompts = np.where(chance.random(count) < long_share, 8000, 300)
     values = (chance.random(count) < good).astype(float)
@@ -292,7 +292,7 @@ def test_a_knob_needs_several_trials_without_effect_to_be_dropped_and_one_effect
     loud = tried("worse", knobs={"chunk_cap_tokens": 512}, observed_gain=-0.3, half_width=0.05)
     assert without_effect([silent, silent, loud], CALM) == frozenset()
     both = tried("inconclusive", knobs={"chunk_cap_tokens": 256, "step_tokens": 512}, observed_gain=0.0)
-    assert without_effect([both, both], CALM) == frozenset(), "two knobs at once say nothing of either"
+    assert without_effect([both, both], CALM) == frozenset(), "two knobs at once show nothing about either"
 
 
 def test_windows_match_only_for_the_same_traffic() -> None:
@@ -351,7 +351,7 @@ def test_the_way_back_from_a_policy_is_a_push_too() -> None:
     assert wish.changes["budget_policy"] == FIXED_BUDGET and wish.changes["order_policy"] == 0
 
 
-def test_settings_that_do_the_same_are_one() -> None:
+def test_equivalent_settings_count_as_one() -> None:
     left_over = BOOT._replace(pressure_tokens=256, budget_target_s=0.03, ttft_target_s=2.0, aging_s=3.0)
     assert canonical(left_over) == BOOT
     for used in (
@@ -369,7 +369,7 @@ def test_a_value_that_the_protocol_cannot_carry_is_an_input_error() -> None:
 
 
 def test_a_step_time_policy_is_always_sent_with_its_constants() -> None:
-    """Constants of 0 would say that no step ever takes too long."""
+    """Constants of 0 would mean that no step ever takes too long."""
     wanted = BOOT._replace(budget_policy=STEP_TIME_TARGET, budget_target_s=0.03)
     with pytest.raises(InputError, match="step model"):
         push_request(BOOT, wanted, lease_s=30.0, revision=0, actor="a", why="b")

@@ -1,4 +1,4 @@
-"""Every signal comes from the window that has its cause and names it; not from healthy traffic, nor from too little."""
+"""Every signal comes from a window with its cause; never from healthy or too little traffic."""
 
 from dataclasses import replace
 from typing import Any
@@ -49,7 +49,7 @@ def documents() -> Window:
     return run(asks, Setting(512, chunk_cap_tokens=256, max_running=64))
 
 
-def test_healthy_traffic_raises_none(healthy: Window, documents: Window) -> None:
+def test_healthy_traffic_raises_no_signal(healthy: Window, documents: Window) -> None:
     assert len(healthy.requests) > 100 and found(healthy) == {}
     assert found(documents) == {}
 
@@ -57,7 +57,7 @@ def test_healthy_traffic_raises_none(healthy: Window, documents: Window) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("rate_rps", "budget"), [(4, 2048), (10, 512), (6, 256), (20, 2048), (30, 8192)])
-def test_healthy_traffic_of_many_kinds_raises_none(seed: int, rate_rps: float, budget: int) -> None:
+def test_healthy_traffic_of_many_kinds_raises_no_signal(seed: int, rate_rps: float, budget: int) -> None:
     for longest in (200, 600):
         assert found(run(chat(seed, rate_rps, 30, (50, longest)), Setting(budget, max_running=128))) == {}
 
@@ -116,7 +116,7 @@ def test_a_budget_that_is_never_reached_is_not_in_force() -> None:
 
 
 def test_a_budget_unreached_for_lack_of_work_or_sequences_is_no_signal(healthy: Window) -> None:
-    assert observed_ceiling_tokens(clamped(healthy, 8192).steps, healthy.state) is None, "nobody waits"
+    assert observed_ceiling_tokens(clamped(healthy, 8192).steps, healthy.state) is None, "no request waits"
     narrow = run(chat(1, 30, 4, output=60), Setting(2048, max_running=8), until_s=4.0)
     assert (narrow.steps.waiting > 0).sum() > 100
     assert observed_ceiling_tokens(narrow.steps, narrow.state) is None, "the sequence cap holds them back"
@@ -148,7 +148,7 @@ def test_steps_above_their_budget_mean_that_chunking_is_bypassed(healthy: Window
     assert evidence["budget_tokens"] == 128 and evidence["computed_tokens"] > 128
     two = healthy.steps.budget_tokens.copy()
     two[np.argsort(healthy.steps.prefill_tokens)[-2:]] = 64
-    assert found(of_steps(healthy, budget_tokens=two)) == {}, "two odd steps are no habit"
+    assert found(of_steps(healthy, budget_tokens=two)) == {}, "two odd steps are not a pattern"
 
 
 def test_more_decodes_than_budget_are_not_a_bypass() -> None:
@@ -204,7 +204,7 @@ def test_a_tail_from_pauses_between_steps(healthy: Window) -> None:
 def test_a_tail_from_steps_that_leave_out_running_requests(healthy: Window) -> None:
     more = of_steps(healthy, running=healthy.steps.running + 5 * (np.arange(len(healthy.steps)) % 10 == 0))
     assert found(long_gaps(more, 0.5))[Signal.GAP_TAIL_LEFT_OUT]["share"] >= 0.05
-    assert found(more) == {}, "a few left out without a tail hurt nobody"
+    assert found(more) == {}, "a few left out without a tail do no harm"
 
 
 def test_preempted_requests_do_not_count_as_a_tail(healthy: Window) -> None:
@@ -265,7 +265,7 @@ def test_waiting_preempted_and_never_finished_is_stalled(healthy: Window) -> Non
     assert [part.code for part in found_now] == [Signal.STALLED]
     assert found_now[0].evidence["preemptions"] == 10
     ends = find_signals(looping, healthy.requests, window.state, MODEL, now_s=float(looping.end_s[-1]))
-    assert Signal.STALLED not in [part.code for part in ends], "something came to its end"
+    assert Signal.STALLED not in [part.code for part in ends], "a request finished"
 
 
 def test_requests_without_a_step_is_hung() -> None:

@@ -1,4 +1,4 @@
-"""The runbook: a section for every code that a person can meet, and lines for curl that do what they say."""
+"""The runbook: a section for every code that an operator can see, and curl lines that work."""
 
 import os
 import re

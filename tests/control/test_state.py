@@ -1,4 +1,4 @@
-"""The state file: what is kept, who may have it, and what happens when the disk does not take part."""
+"""The state file: what is kept, who may hold it, and what happens when the disk fails."""
 
 import json
 import resource
@@ -91,7 +91,7 @@ def test_a_model_that_stays_in_use_is_one_fit_and_outlives_its_cycle(tmp_path: P
         assert [row[0] for row in _fits(state)] == [5]
 
 
-def test_numbers_ascend_over_restarts_also_when_the_rows_are_gone(tmp_path: Path) -> None:
+def test_numbers_ascend_over_restarts_even_after_rows_are_deleted(tmp_path: Path) -> None:
     with StateFile.own(tmp_path) as first:
         name = first.instance
         assert [first.next_number(), first.next_number()] == [1, 2]
@@ -127,7 +127,7 @@ def test_a_second_controller_is_refused_with_the_holders_pid(tmp_path: Path) -> 
         StateFile.own(tmp_path, clock=clock)
     assert caught.value.exit_code == 1
     assert "\n" not in str(caught.value)
-    child.kill()  # as hard as it gets: nobody cleans up
+    child.kill()  # SIGKILL: nothing cleans up
     child.wait()
     assert holder(tmp_path) is None
     StateFile.own(tmp_path, clock=clock).close()
@@ -198,7 +198,7 @@ def test_threads_share_the_store(state: StateFile) -> None:
     assert len(state.last(100)) == 30
 
 
-# --- the disk does not take part ----------------------------------------------------------------
+# --- the disk fails ----------------------------------------------------------------
 
 
 def test_a_lock_of_another_process_is_an_error_only_while_it_lasts(state: StateFile) -> None:

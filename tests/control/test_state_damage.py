@@ -1,4 +1,4 @@
-"""A state file that is damaged: moved aside, a new one begun, nothing lost in silence; and kills at any instant."""
+"""A damaged state file: moved aside, replaced, nothing lost silently; and kills at any instant."""
 
 import os
 import random
@@ -37,7 +37,7 @@ while True:
 
 
 def _killed_while_writing(folder: Path, after: int, delay_s: float) -> int:
-    """The last number that the writer said was stored."""
+    """The last number that the writer reported as stored."""
     child = subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE, text=True, bufsize=1)
     assert child.stdout is not None and child.stdout.readline() == "ready\n"
     said = [int(child.stdout.readline()) for _ in range(after)]
@@ -59,7 +59,7 @@ def test_a_kill_at_any_instant_leaves_every_written_cycle_intact(tmp_path: Path,
             assert state._connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
             records = state.last(100_000)
             latest = records[0].number
-            # What was said to be stored is; at most the cycle after it was under way.
+            # Everything reported as stored is there; at most the next cycle was under way.
             assert said <= latest <= said + 1
             noted, kept = state.pushes(1)[0], int(state.value("last") or 0)
             assert latest <= noted.number <= latest + 1 and said <= kept <= latest
@@ -68,7 +68,7 @@ def test_a_kill_at_any_instant_leaves_every_written_cycle_intact(tmp_path: Path,
             # Numbers may be skipped by a kill, never repeated.
             numbers = [record.number for record in records]
             assert numbers == sorted(set(numbers), reverse=True)
-            # A cycle and what it says of its push are one write.
+            # A cycle and the record of its push are one write.
             assert not {row.number for row in state.unfinished()} & set(numbers)
     assert sorted(path.name for path in tmp_path.iterdir() if "damaged" in path.name) == []
 

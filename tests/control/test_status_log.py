@@ -39,7 +39,7 @@ def test_an_invalid_wall_clock_loses_no_line(at_s: float) -> None:
     assert "cycle=3" in stream.getvalue()
 
 
-def test_a_json_line_holds_the_same() -> None:
+def test_a_json_line_holds_the_same_fields() -> None:
     fields = outcome_fields(hold(3, Reason.GARBAGE, detail='a "quote"\nand more'), "a")
     found = json.loads(render(0.0, Level.WARNING, fields, "json"))
     assert found["detail"] == 'a "quote"\nand more' and found["reason"] == "garbage" and found["level"] == "warning"

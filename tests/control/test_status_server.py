@@ -1,4 +1,4 @@
-"""The controller's pages: what they show, who may change something, and that a client cannot hurt."""
+"""The controller's pages: what they show, who may change something, and that clients do no harm."""
 
 import http.client
 import io
@@ -311,7 +311,7 @@ def test_non_http_bytes_and_silent_clients_do_no_harm(rig: Rig) -> None:
             client.sendall(data)
     silent = [socket.create_connection(address, timeout=5) for _ in range(MOST_CONNECTIONS)]
     one_more = socket.create_connection(address, timeout=5)
-    assert one_more.recv(10) == b""  # closed at once: so many and no more
+    assert one_more.recv(10) == b""  # closed at once: the limit is reached
     for client in (*silent, one_more):
         client.close()
     for _ in range(50):

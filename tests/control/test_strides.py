@@ -1,4 +1,4 @@
-"""Strides: each may lose less than anybody can see, but not all of them together."""
+"""Strides: each may lose less than is measurable, but not all of them together."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a trial costs, and what ends it, where the comparison of two windows says nothing or too little."""
+"""What a trial costs, and what ends it, when comparing two windows is not conclusive."""
 
 from dataclasses import replace
 from typing import Any
@@ -52,7 +52,7 @@ def test_a_measured_cost_replaces_the_risk() -> None:
 
 
 def preempt(run: Rig, count: int) -> None:
-    """The engine's next so many steps preempt one request each."""
+    """Each of the engine's next ``count`` steps preempts one request."""
     left, honest = [count], run.port.steps_after
 
     def preempting(after: int) -> wire.StepColumns:
@@ -88,12 +88,12 @@ def test_hang_ups_count_only_if_fewer_happened_before() -> None:
 
     assert rising(ended(40), ended(5), ABORTED)
     assert not rising(ended(40), ended(38), ABORTED), "they did so before"
-    assert not rising(ended(40), ended(5)), "nobody failed"
+    assert not rising(ended(40), ended(5)), "no request failed"
 
 
 def test_constant_hang_ups_revert_no_push(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of all do, before the push as after it."""
-    monkeypatch.setattr(observe_stage, "STORM_SHARE", 1.0)  # or nothing would be pushed
+    monkeypatch.setattr(observe_stage, "STORM_SHARE", 1.0)  # otherwise nothing would be pushed
     run = rig(proposes(step_tokens=512, gain=0.12), options=options(search_requests=20, verify_s=40.0))
     run.engine.after_step = lambda engine: engine.abort_some(0.1) if engine.running.snapshot().step % 12 == 0 else None
     run.run(12, until=pushed)
@@ -104,11 +104,11 @@ def test_constant_hang_ups_revert_no_push(monkeypatch: pytest.MonkeyPatch) -> No
     assert run.records[-1].verify is not None and run.records[-1].verify.verdict == "inconclusive"
 
 
-# --- nobody gets on ----------------------------------------------------------------------------
+# --- no progress -------------------------------------------------------------------------------
 
 
 def all_clients_wait(run: Rig, tokens: int, clients: int) -> None:
-    """As many clients as there are wait for an answer each, and none asks anew before it has it."""
+    """Each client waits for its answer and sends no new request before it has it."""
     run.engine.silence()
     for _ in range(clients):
         run.engine.submit(100, tokens)
@@ -145,7 +145,7 @@ def test_a_trial_that_spends_the_daily_budget_is_reverted() -> None:
 
 
 def test_slower_steps_at_the_pushed_size_count_against_the_push() -> None:
-    """Chunks of about 512 tokens take nearly three times what the model says of them; decodes are what they were."""
+    """Chunks of about 512 tokens take nearly three times what the model says of them; decodes are unchanged."""
     run = rig(proposes(step_tokens=512, gain=0.12), options=options(search_requests=20))
     runner = run.engine.running._loop._runner
     honest = runner.duration_s  # type: ignore[attr-defined]  # the test's own runner

@@ -1,4 +1,4 @@
-"""The parent's side of the child process: every way in which a child can fail, with children that are scripts."""
+"""The parent's side of the child process: every way in which a child can fail, with scripted children."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ ANSWER = SearchAnswer(
     twin=TwinPart(verdict="too_few", worst_error=None, attainment_error=None, errors={}),
     proposal=None,
 )
-# Reads one order and says its number, so that a script may go on with it.
+# Reads one job and prints its number, for the script that follows.
 _READ = "import sys, json, os, signal, time\nn = json.loads(sys.stdin.buffer.readline())['number']\n"
 _STAGE = "print(json.dumps({'number': n, 'stage': 'twin'}), flush=True)\n"
 _ANSWER = (
@@ -109,7 +109,7 @@ def test_submitting_and_polling_do_not_block_on_a_child_that_reads_nothing(start
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", WorkerFault.DIED),
         ("raise ValueError('broken')", WorkerFault.DIED),
-        ("sys.exit(0)", WorkerFault.DIED),  # it had begun, so this is no falling asleep
+        ("sys.exit(0)", WorkerFault.DIED),  # it had begun, so it did not idle out
         ("os._exit(77)", WorkerFault.OUT_OF_MEMORY),
         ("raise MemoryError", WorkerFault.OUT_OF_MEMORY),
         ("print('LLVM ERROR: out of memory', file=sys.stderr, flush=True); os.abort()", WorkerFault.OUT_OF_MEMORY),
@@ -150,7 +150,7 @@ def test_a_hung_child_is_killed_after_its_timeout_with_its_descendants(start: St
     pid, grandchild = searcher.child_pid, int(searcher.stage)
     assert pid is not None
     clock.sleep(50.0 + GRACE_S)
-    assert searcher.answer() is None  # the child may give up by itself until then
+    assert searcher.answer() is None  # the child may time out by itself until then
     clock.sleep(0.1)
     with pytest.raises(WorkerError) as caught:
         searcher.answer()
@@ -227,7 +227,7 @@ def test_the_real_child_is_gone_when_idle() -> None:
     child.stdin.close()
 
 
-def test_the_real_child_goes_when_its_standard_input_closes() -> None:
+def test_the_real_child_exits_when_its_standard_input_closes() -> None:
     child = subprocess.Popen(child_command(Limits()), stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
     child.communicate(timeout=60)
     assert child.returncode == 0

@@ -76,7 +76,7 @@ def test_too_few_requests_are_searched_and_reported_as_too_few() -> None:
     assert found.proposal is not None
 
 
-def test_the_ends_of_a_window_cut_out_of_traffic_are_not_held_against_the_twin() -> None:
+def test_the_cut_ends_of_a_window_do_not_count_against_the_twin() -> None:
     setting = Setting(512, max_running=128)
     whole = window(mix(3, rate_rps=9.0, span_s=180.0), setting)
     arrival_s = np.array(whole.arrival_s)

@@ -69,8 +69,8 @@ def test_killed_during_a_job_it_counts_as_dead_and_the_next_job_is_answered(sear
     assert wait(searcher, 300.0).proposal is not None
 
 
-# Far too little. Just too little is another matter: a compiler that catches its own MemoryErrors may go on until the
-# job's time is over, and that is then what is said.
+# Far too little. Slightly too little is different: a compiler that catches its own MemoryErrors may run until the
+# job times out, and then the timeout is reported.
 @pytest.mark.parametrize("mib", [24, 90])
 def test_too_little_memory_is_reported(mib: int) -> None:
     searcher = ChildSearcher(Limits(memory_bytes=mib << 20, timeout_s=300.0))

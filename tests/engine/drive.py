@@ -16,7 +16,7 @@ from rooftune.policies.step_time import StepCost, StepModel, priced
 from rooftune.tuner.traffic.workload import Traffic
 from tests.twin.random_runs import Run
 
-PRIVATE = VOCAB_TOKENS // 4  # prompt tokens from here on belong to one request alone
+PRIVATE = VOCAB_TOKENS // 4  # prompt tokens from here on are unique to one request
 
 
 @dataclass
@@ -80,7 +80,7 @@ def prompts_of(traffic: Traffic) -> list[list[int]]:
 
 
 def push_of(setting: Setting, model: StepModel | StepCost, revision: int) -> wire.PushRequest:
-    """The push that brings exactly this setting about."""
+    """The push that produces exactly this setting."""
     budgets = [
         {"kind": "fixed"},
         {
@@ -109,7 +109,7 @@ def push_of(setting: Setting, model: StepModel | StepCost, revision: int) -> wir
 
 
 def replay(run: Run, *, prefix_caching: bool, after_step: Callable[[RunningEngine], None] | None = None) -> Log:
-    """The engine on the traffic of ``run``, its setting and changes by push, until nothing moves any more."""
+    """The engine on the traffic of ``run``, its setting and changes by push, until it is idle."""
     traffic, clock = run.traffic, ManualClock()
     log = Log(len(traffic))
     boot = run.engine.boot

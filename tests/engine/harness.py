@@ -1,4 +1,4 @@
-"""A throw-away scheduler for runner tests: chance decides who computes how much, blocks lie scattered.
+"""A throw-away scheduler for runner tests: requests compute random amounts, in scattered blocks.
 
 It needs a runner only through ``run``; what it checks against comes from transformers' own ``generate``.
 """

@@ -1,4 +1,4 @@
-"""An engine with the fake runner on a clock that stands still, its callers, and a look under its bonnet for leaks."""
+"""An engine with the fake runner on a stopped clock, its callers, and checks of its internals for leaks."""
 
 import random
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ BOOT = Setting(step_tokens=64, max_running=8)
 def engine(
     setting: Setting = BOOT, *, kv_blocks: int = 60, block_tokens: int = 4, read_all: bool = True, **options: Any
 ) -> tuple[RunningEngine, ManualClock, FakeRunner]:
-    """Steps take what ``8b-2tbs`` says: 9.5 ms and more."""
+    """Steps take the time of ``8b-2tbs``: 9.5 ms and more."""
     clock = ManualClock()
     facts = replace(FAKE_FACTS, max_model_tokens=400, eos_token_ids=())
     runner = FakeRunner(
@@ -39,7 +39,7 @@ def engine(
 
 
 class Callers:
-    """Submits requests and hears what comes back."""
+    """Submits requests and collects their events."""
 
     def __init__(self, engine: RunningEngine) -> None:
         self.engine = engine
@@ -54,7 +54,7 @@ class Callers:
         return number
 
     def submit_some(self, chance: random.Random, count: int, most_tokens: int = 60) -> list[int]:
-        """Random prompts, every other one with a common beginning."""
+        """Random prompts, every other one with a shared prefix."""
         numbers = []
         for _ in range(count):
             common = list(range(chance.choice([0, 0, 8, 24])))
@@ -80,7 +80,7 @@ class Callers:
         return [number for number in self.requests if self.finished(number) is None]
 
     def check_tokens(self, number: int) -> None:
-        """What came is what the model says, and all of it when nobody stopped it."""
+        """The events match the model, and are complete unless the request was stopped."""
         request, got = self.requests[number], self.tokens(number)
         assert got == expected_tokens(request.prompt_token_ids, len(got), request.sampling.seed)
         if self.finished(number) is FinishReason.LENGTH:
@@ -88,7 +88,7 @@ class Callers:
 
 
 def push(engine: RunningEngine, lease_s: float = 1000.0, actor: str = "test", **changes: Any) -> wire.PushAnswer:
-    """A push that must be taken; ``budget_policy`` and ``order_policy`` as on the wire, beside the knobs."""
+    """A push that must be accepted; ``budget_policy`` and ``order_policy`` as on the wire, beside the knobs."""
     policies = {name: changes.pop(name) for name in ("budget_policy", "order_policy") if name in changes}
     answer = engine.push(
         wire.PushRequest.model_validate(
@@ -137,7 +137,7 @@ def check_books(engine: RunningEngine) -> None:
 
 
 def check_nothing_left(engine: RunningEngine) -> None:
-    """Nobody in flight: everything is back, and only blocks that may be found again keep a key."""
+    """Nothing in flight: everything is freed, and only blocks that may be found again keep a key."""
     check_books(engine)
     loop, state = engine._loop, state_of(engine)
     assert state.counters[r.FREE_BLOCKS] == engine.facts.kv_blocks and not loop._slot_of and engine._intake.live == 0

@@ -1,4 +1,4 @@
-"""Random pushes for tests of what a desk makes of them."""
+"""Random pushes for tests of a tuning desk."""
 
 import random
 

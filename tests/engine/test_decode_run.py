@@ -1,4 +1,4 @@
-"""What is done once for all decodes of a run comes out as if it had been done for each."""
+"""Bookkeeping done once for a run of decodes equals bookkeeping in each step."""
 
 import random
 from collections.abc import Callable
@@ -88,7 +88,7 @@ def test_most_steps_of_a_full_batch_follow_the_one_before() -> None:
 
 
 def test_a_lone_request_that_preempts_itself_starts_over() -> None:
-    """Its plan may look like the one before: one token, in the same place."""
+    """Its plan may look like the previous one: one token, in the same place."""
     subject, _, _ = engine(Setting(step_tokens=64, max_running=8), kv_blocks=12, reserve_whole_prompt=False)
     callers = Callers(subject)
     numbers = [callers.submit([first] * 9, 30) for first in (1, 2, 3)]

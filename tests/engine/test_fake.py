@@ -1,4 +1,4 @@
-"""The fake runner is a strict stand-in: its tokens follow from the KV entries it is shown, its time from the model."""
+"""The fake runner is a strict stand-in: its tokens depend on the KV entries it reads, its time on the model."""
 
 import pytest
 

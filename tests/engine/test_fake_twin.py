@@ -1,4 +1,4 @@
-"""The engine's loop is the twin, only with tokens: same plans, same instants, step for step, whatever the run."""
+"""The engine's loop equals the twin, with tokens: same plans, same instants, step for step, in every run."""
 
 from collections import Counter
 from dataclasses import replace
@@ -17,7 +17,7 @@ from tests.engine.drive import Log, consistent, prompts_of, replay
 from tests.twin.random_runs import SEEDS, Run, make_run, picker
 from tests.twin.walk import walk
 
-# Feature -> least runs in which it must have taken effect, or the comparison has not covered it.
+# Feature -> least runs in which it must take effect for the comparison to cover it.
 FEATURES = {
     "preemption": 5,
     "prefix hit": 10,

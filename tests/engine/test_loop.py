@@ -1,4 +1,4 @@
-"""The loop with a fake model: right tokens to the right caller whatever happens, and nothing left behind."""
+"""The loop with a fake model: the right tokens to the right caller in every case, and no leaks."""
 
 import random
 
@@ -95,7 +95,7 @@ def test_the_same_block_after_another_prefix_is_different_content() -> None:
     assert subject.requests_after(-1).cached_tokens == (0, 0, 4, 4)
 
 
-def test_no_prefix_caching_finds_nothing() -> None:
+def test_without_prefix_caching_nothing_is_found() -> None:
     subject, _, _ = engine(kv_blocks=200, prefix_caching=False)
     callers = Callers(subject)
     for _ in range(2):

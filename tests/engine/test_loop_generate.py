@@ -1,4 +1,4 @@
-"""The whole loop over a real model: greedy answers equal transformers' own, whatever moves while it runs."""
+"""The whole loop over a real model: greedy answers equal transformers' own, whatever changes while it runs."""
 
 import random
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ BUDGETS: list[dict[str, Any]] = [
         }
     },
 ]
-# Budget, caps and policies; whatever comes, the same tokens.
+# Budget, caps and policies; the tokens are always the same.
 KNOBS: list[dict[str, Any]] = [
     *ORDERS,
     *BUDGETS,
@@ -81,9 +81,9 @@ def run_at_random(
     knobs: Sequence[dict[str, Any]] = KNOBS,
     own_tokens: tuple[int, int] = (1, 60),
 ) -> RunningEngine:
-    """Requests come, change their mind and share beginnings while every knob moves; all answers are checked.
+    """Requests arrive, cancel and share prefixes while every knob moves; all answers are checked.
 
-    own_tokens: least and most prompt tokens of a request behind what it shares with others.
+    own_tokens: least and most prompt tokens of a request after its shared prefix.
     """
     chance = random.Random(seed)
     runner = tiny.runner(name, kv_blocks=kv_blocks)

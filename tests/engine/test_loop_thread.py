@@ -17,11 +17,11 @@ from rooftune.policies.errors import RooftuneError
 from rooftune.policies.request import Setting
 from tests.engine.loop_harness import Callers, check_nothing_left, push
 
-LONG_S = 60.0  # never waited for, unless something is broken
+LONG_S = 60.0  # reached only if something is broken
 
 
 class SlowEnough(FakeRunner):
-    """Holds every step until somebody lets it go, when asked to."""
+    """On request, holds every step until it is released."""
 
     gate: threading.Event | None = None
     breaks_after = 1 << 60
@@ -37,7 +37,7 @@ class SlowEnough(FakeRunner):
 def running(**options: int) -> tuple[RunningEngine, SlowEnough]:
     runner = SlowEnough(kv_blocks=60, block_tokens=4, facts=replace(FAKE_FACTS, max_model_tokens=300))
     ticks = count()
-    # Every look at the clock costs a microsecond: time passes outside the runner too.
+    # Every read of the clock costs a microsecond: time passes outside the runner too.
     engine = RunningEngine(
         runner,
         EngineOptions(Setting(step_tokens=64, max_running=8), **({"max_queue": 1000} | options)),
@@ -51,7 +51,7 @@ def test_the_threaded_loop_is_an_engine() -> None:
     assert engine.facts.name == "fake" and engine.max_request_tokens == 241
 
 
-def test_callers_on_many_threads_get_their_own_tokens_and_nothing_is_left() -> None:
+def test_callers_on_many_threads_get_their_own_tokens_and_nothing_leaks() -> None:
     engine, _ = running()
     engine.start()
     everybody = [Callers(engine) for _ in range(6)]
@@ -106,7 +106,7 @@ def test_a_push_while_a_step_runs_names_the_next_one() -> None:
     callers = Callers(engine)
     callers.submit(list(range(200)), 5)
     while engine.snapshot().step == 0:
-        pass  # the first step has begun, and stands at the gate
+        pass  # the first step has begun, and waits at the gate
     answer = push(engine, step_tokens=7)
     assert answer.effective_from_step == 1
     runner.gate.set()

@@ -1,4 +1,4 @@
-"""Making, fetching and loading model folders, and what is refused with one clear line."""
+"""Creating, fetching and loading model folders, and what is refused with one clear line."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""Index tensors taken further in place are those that would be made from nothing, whatever comes between the steps."""
+"""Index tensors updated in place equal those built from scratch, whatever happens between the steps."""
 
 import random
 
@@ -42,7 +42,7 @@ def read_by_row(reads: Reads, size: int) -> dict[int, tuple[list[int], set[int]]
 
 
 class Comparing(TorchRunner):
-    """In place of the model: random logits, once the geometry has been held against one made from the segments."""
+    """In place of the model: random logits, after comparing the geometry with one built from the segments."""
 
     steps = followed = taken_on = 0
 
@@ -149,7 +149,7 @@ def test_a_bad_block_table_is_refused_at_a_new_block(table: list[int]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_masks_and_slots_for_every_dtype(dtype: torch.dtype) -> None:
-    """Numpy knows no bfloat16: its bits are set in place of its numbers."""
+    """Numpy has no bfloat16: the test sets its bits instead of its numbers."""
     kv = KvStore(layers=2, blocks=9, block_tokens=2, kv_heads=1, head_dim=3, dtype=dtype, device=torch.device("cpu"))
     for entries in (*kv.keys, *kv.values):
         entries.fill_(float("nan"))

@@ -1,4 +1,4 @@
-"""The tuning protocol on this engine: the contract, and what can be seen only from inside."""
+"""The tuning protocol on this engine: the contract, and what is visible only from inside."""
 
 import json
 import math
@@ -59,7 +59,7 @@ class TestContract(TuningProtocolContract):
 
 
 class Heard:
-    """An observer that notes everything."""
+    """An observer that records everything."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -72,7 +72,7 @@ class Heard:
 
 
 def test_the_desk_updates_its_lease_book_only_when_due_with_the_same_result() -> None:
-    """Random steps, leases, reverts and clocks that jump both ways, against a book that hears of every step."""
+    """Random steps, leases, reverts and clocks that jump both ways, against a book that is updated in every step."""
     chance, clock = random.Random(1), ManualClock(100.0)
     envelope = Envelope(full_bounds(512, 8))
     desk = TuningDesk(About("e", "0", "m", FIXED), envelope, BOOT, clock)
@@ -171,7 +171,7 @@ def test_records_count_sent_tokens_and_join_without_a_gap() -> None:
     assert list(zip(computed, steps.sequences, contexts, strict=True)) == sent
     assert sum(steps.duration_s) == pytest.approx(clock.now_s, rel=1e-12) and steps.start_s[0] == 0.0
     assert sum(steps.preemptions) > 0 and max(steps.kv_used) > 0.9
-    # The observer heard the same.
+    # The observer got the same.
     assert [record.step for (record,) in heard.of("on_step")] == list(steps.step)
     assert len(heard.of("on_first_token")) == len(heard.of("on_finished")) == 40
     gaps = [gap for (closed,) in heard.of("on_gaps") for gap in closed]

@@ -77,7 +77,7 @@ def test_what_an_earlier_request_left_in_a_block_is_not_read(name: str, chunk: i
 @pytest.mark.parametrize("name", ["llama", "mistral-window"])
 @pytest.mark.parametrize("sampled", [True, False])
 def test_nan_is_detected_and_reaches_no_other_request(name: str, sampled: bool) -> None:
-    """A token whose embedding is broken makes NaN of whatever its request stores; others get its blocks later."""
+    """A token with a broken embedding makes its request store NaN; other requests get its blocks later."""
     runner = tiny.runner(name, kv_blocks=24, block_tokens=4)
     requests = [Request(PROMPT[:length], 9) for length in (1, 4, 7)]
     RandomSchedule(runner, 1, most_chunk=8, drop_share=0.0).run(requests)
@@ -192,7 +192,7 @@ def test_sampling_bounds(bad: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "qwen2-mixed-window"])
 def test_the_ragged_kernel_gets_the_same_geometry(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No CUDA here: a slow stand-in with the kernel's signature shows that what we hand it is right."""
+    """No CUDA here: a slow stand-in with the kernel's signature shows that its inputs are right."""
     calls = []
 
     def stand_in(q, k, v, ends_q, ends_k, max_q, max_k, *, scale, window_size, enable_gqa):  # type: ignore[no-untyped-def] # torch's signature

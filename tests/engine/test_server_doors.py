@@ -1,4 +1,4 @@
-"""The sockets of a server: whose Unix socket may be taken over, and what stays as it is."""
+"""A server's sockets: which Unix socket may be taken over, and which files stay."""
 
 import socket
 from pathlib import Path

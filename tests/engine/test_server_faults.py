@@ -1,4 +1,4 @@
-"""Clients that leave, read nothing or come while the server goes: everything is freed, nobody gets a wrong token."""
+"""Clients that leave, read nothing or arrive during shutdown: everything is freed, no client gets a wrong token."""
 
 import asyncio
 import json
@@ -127,7 +127,7 @@ def test_draining_finishes_running_requests_and_refuses_new_ones() -> None:
 def test_silent_clients_at_shutdown_are_not_logged_as_defects(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One with half a body, one that reads nothing of a long answer: both are let go, without a trace in the log."""
+    """One with half a body, one that reads nothing of a long answer: both are dropped, with no traceback in the log."""
     monkeypatch.setattr(server_run, "_FLUSH_S", 1)
     runner = LetterRunner(max_model_tokens=20_000, kv_blocks=8192)
     with live(runner=runner, drain_s=60.0) as server:
@@ -215,11 +215,11 @@ def test_500_streams_half_of_which_leave_at_random() -> None:
         resting, files = server.count_tasks(), open_files()
         port = int(server.public.rpartition(":")[2])
 
-        async def everybody() -> list[str]:
+        async def all_streams() -> list[str]:
             clients = [one_client(port, random.Random(chance.random()), seed) for seed in range(500)]
             return await asyncio.gather(*clients)
 
-        did = asyncio.run(everybody())
+        did = asyncio.run(all_streams())
         assert len(did) == 500 and 150 < did.count("finished") < 350
         assert soon(server.idle)
         assert soon(lambda: server.count_tasks() <= resting and open_files() <= files)

@@ -1,4 +1,4 @@
-"""Every flag of ``rooftune serve`` reaches what it is about: one server with all of them, asked from outside."""
+"""Every flag of ``rooftune serve`` takes effect: one server with all of them, tested from outside."""
 
 import signal
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ def rejected(client: httpx.Client) -> dict[str, float]:
     return {sample.labels["reason"]: sample.value for sample in samples}
 
 
-def test_the_state_shows_what_was_given(served: httpx.Client) -> None:
+def test_the_state_shows_the_flags(served: httpx.Client) -> None:
     answer = served.get("/tuning/v1/state", headers={"Authorization": f"Bearer {TOKEN}"})
     state = wire.parse(wire.State, answer.content, wire.MAX_ANSWER_BYTES)
     fixed = state.envelope
@@ -92,8 +92,8 @@ def test_draining_ends_when_its_time_is_over() -> None:
         assert process.wait(60) == 1
 
 
-def test_the_queue_holds_as_many_as_it_was_given(served: httpx.Client) -> None:
-    """None beyond those that run."""
+def test_the_queue_limit_is_enforced(served: httpx.Client) -> None:
+    """No place beyond the running requests."""
     body = {"prompt": "x", "max_tokens": 300, "stream": True}
     streams = [served.build_request("POST", "/v1/completions", json=body) for _ in range(6)]
     answers = [served.send(stream, stream=True) for stream in streams]

@@ -1,4 +1,4 @@
-"""HTTP as clients of every kind speak it: methods, several requests at once on a connection, old versions, nonsense."""
+"""HTTP from all kinds of clients: methods, pipelined requests, old versions, nonsense."""
 
 import json
 import socket

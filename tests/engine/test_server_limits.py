@@ -1,4 +1,4 @@
-"""Bad requests get a clear 4xx in OpenAI's shape, whatever is wrong with them, and the server goes on."""
+"""Every bad request gets a clear 4xx in OpenAI's shape, and the server keeps running."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""OpenAI's interface, used by the official client and by hand, against a live server."""
+"""OpenAI's API, used by the official client and by hand, against a live server."""
 
 import json
 

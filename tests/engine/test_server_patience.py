@@ -1,4 +1,4 @@
-"""Who never finishes the head of a request loses the connection; who is slow elsewhere does not."""
+"""A client that never finishes its request headers loses the connection; one that is slow elsewhere does not."""
 
 import json
 import socket
@@ -41,7 +41,7 @@ def healthy(client: socket.socket) -> None:
 
 
 def cut_off(client: socket.socket) -> bool:
-    """Whether the other side ends the connection without a word."""
+    """Whether the other side closes the connection without an answer."""
     try:
         return client.recv(1000) == b""
     except ConnectionResetError:
@@ -49,7 +49,7 @@ def cut_off(client: socket.socket) -> bool:
 
 
 def drip(client: socket.socket) -> None:
-    """Header after header, none of them the last, until nobody takes them any more."""
+    """Header after header, none of them the last, until the server stops reading."""
     for number in range(1000):
         try:
             client.sendall(b"X-%d: y\r\n" % number)
@@ -69,7 +69,7 @@ def test_unfinished_request_headers_time_out(server: Live) -> None:
 def test_unfinished_headers_time_out_on_a_reused_connection(server: Live) -> None:
     with connect(server) as client:
         healthy(client)
-        time.sleep(1.5 * HEAD_S)  # idle between two requests is no crime
+        time.sleep(1.5 * HEAD_S)  # being idle between two requests is allowed
         healthy(client)
         client.sendall(b"GET /health HTTP/1.1\r\n")
         drip(client)

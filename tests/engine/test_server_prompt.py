@@ -1,4 +1,4 @@
-"""Encoding a prompt: no further than it can fit, in nobody's way, and counted when it was refused."""
+"""Encoding a prompt: only as far as it can fit, without blocking others, and counted when refused."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class Words(ByteTokenizer):
 
 
 @given(st.text(alphabet="ab \n", max_size=3000), st.integers(1, 60))
-def test_what_fits_is_encoded_as_a_whole_and_the_rest_is_refused(text: str, most: int) -> None:
+def test_a_prompt_that_fits_is_encoded_whole_and_others_are_refused(text: str, most: int) -> None:
     tokenizer = Words()
     whole = tokenizer.encode(text)
     found = encode_within(tokenizer, text, most, special=True)
@@ -44,7 +44,7 @@ def test_of_a_text_that_is_far_too_long_only_the_beginning_is_encoded() -> None:
     assert tokenizer.seen_chars < 20_000
 
 
-def test_a_text_with_few_tokens_is_looked_at_to_its_end() -> None:
+def test_a_long_text_with_few_tokens_is_encoded_completely() -> None:
     tokenizer = Words()
     assert encode_within(tokenizer, "x" * 1_000_000, 100, special=True) == [1_000_000 % 512]
     assert tokenizer.seen_chars < 3_000_000
@@ -89,7 +89,7 @@ def test_the_tuning_protocol_and_draining_wait_for_no_prompt(tmp_path: Path) -> 
                 assert answer.status_code == 200
             server.stop.now()
             assert soon(lambda: not server.engine.snapshot().accepting)
-            assert answers == [], "nobody's prompt was ready meanwhile"
+            assert answers == [], "no prompt was ready meanwhile"
         finally:
             tokenizer.may.set()
             for client in clients:

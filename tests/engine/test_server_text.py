@@ -1,4 +1,4 @@
-"""From tokens to text: whole characters only, stop strings across every border, nothing lost, nothing held for ever."""
+"""From tokens to text: whole characters only, stop strings across every boundary, nothing lost or held forever."""
 
 from collections.abc import Sequence
 
@@ -48,7 +48,7 @@ def test_an_unfinished_character_is_shown_at_the_end_only() -> None:
 
 
 class Counting(ByteTokenizer):
-    """Tells how many tokens it had to decode; 0 is a special token that leaves no text."""
+    """Counts the tokens it had to decode; 0 is a special token without text."""
 
     def __init__(self) -> None:
         super().__init__(1000)

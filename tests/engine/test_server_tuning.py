@@ -1,4 +1,4 @@
-"""The tuning protocol over HTTP: who may, what is refused and how, and that nothing changes when it is."""
+"""The tuning protocol over HTTP: access, refusals, and that a refusal changes nothing."""
 
 import json
 import random
@@ -125,7 +125,7 @@ def test_step_and_request_records_match_what_was_served(server: Live) -> None:
 
 
 class Watched(LetterRunner):
-    """Notes of every step when it came and went, its tokens and the KV entries behind it."""
+    """Records the start and end of every step, its tokens and the KV entries before them."""
 
     def __init__(self) -> None:
         super().__init__(step_s=0.01)
@@ -154,7 +154,7 @@ def test_step_records_are_true_under_load(token_file: Path) -> None:
         for client in clients:
             client.join()
         steps = wire.parse(wire.StepColumns, call(server, "GET", "/steps").content, wire.MAX_ANSWER_BYTES)
-    # From the second step on: the first stood at the gate.
+    # From the second step on: the first waited at the gate.
     passed_s = runner.seen[-1][1] - runner.seen[1][0]
     assert sum(steps.duration_s[1:]) == pytest.approx(passed_s, rel=0.02)
     computed = [p + d for p, d in zip(steps.prefill_tokens, steps.decode_tokens, strict=True)]

@@ -1,4 +1,4 @@
-"""Fields that this server does not act on: refused where the answer would be another one, taken where it would not."""
+"""Fields that this server does not support: refused if they would change the answer, otherwise accepted."""
 
 import json
 import re
@@ -57,7 +57,7 @@ def test_a_field_that_would_change_the_answer_is_refused_by_name(server: Live, p
     assert error["param"] == ascii(name[:64])[1:-1] and error["param"] in error["message"]
 
 
-# What common clients and load generators send along.
+# Fields that common clients and load generators add.
 NEUTRAL = {
     "n": 1, "best_of": 1, "logprobs": None, "echo": False, "top_k": -1, "repetition_penalty": 1.0, "min_tokens": 0,
     "presence_penalty": 0.0, "user": "someone", "logit_bias": {}, "min_p": 0.0, "suffix": None, "store": False,

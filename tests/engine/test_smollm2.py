@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reference(folder: Path) -> PreTrainedModel:
     """With transformers' own attention."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    # Ours goes on after the end of an answer; so must theirs, without forbidding the end token.
+    # Ours continues past the end of an answer; so must theirs, without forbidding the end token.
     model.generation_config.eos_token_id = None
     return model.eval()
 
@@ -71,7 +71,7 @@ def test_smollm2(folder: Path, reference: PreTrainedModel) -> None:
 
 def test_sixty_four_at_once_through_the_loop(folder: Path, reference: PreTrainedModel) -> None:
     """Prefixes found, requests preempted, knobs in motion. Greedy is checked by one pass over prompt and answer: every
-    token is the likeliest after all that stands before it, which is what ``generate`` would have gone on with."""
+    token is the likeliest given all tokens before it, which is what ``generate`` would have produced."""
     chance = random.Random(64)
     engine = RunningEngine(
         load_runner(str(folder), dtype="float32", kv_blocks=80),

@@ -30,7 +30,7 @@ _SHAPE = {
     "num_key_value_heads": 2,
     "head_dim": 16,
     "max_position_embeddings": 8192,
-    "initializer_range": 0.3,  # with the usual 0.02 a random model repeats one token for ever
+    "initializer_range": 0.3,  # with the usual 0.02 a random model repeats one token forever
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": None,

@@ -1,6 +1,6 @@
 """A controller process that kills itself: ``python -m tests.faults.process CONFIG STAGE CYCLE``.
 
-It is the real controller on a real engine, but for its searcher, which proposes half the budget in force once. The
+It is the real controller on a real engine, except its searcher, which proposes half the budget in force once. The
 process ends itself with SIGKILL after STAGE of the CYCLE-th cycle counted from the one in which that proposal came (0:
 that one, in which the push leaves). CYCLE -1: it lives, for as many cycles as stand in the fourth argument.
 """

@@ -1,4 +1,4 @@
-"""The child process may die, hang or talk nonsense: the controller holds, says so, and what is in force stays."""
+"""The child process may die, hang or answer nonsense: the controller holds, reports it, and the setting stays."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ def test_a_child_that_fails_changes_nothing_in_force(fault: WorkerFault) -> None
     assert record.lease_left_s is not None and not run.port.moving
     failing[0] = False
     run.run(5, until=lambda r: r.action is Action.PUSH)
-    assert run.records[-1].action is Action.PUSH, "it is asked again when it is due"
+    assert run.records[-1].action is Action.PUSH, "it gets a new job when one is due"
 
 
 def with_child(searcher: ChildSearcher) -> Rig:

@@ -1,4 +1,4 @@
-"""What an engine may do to its controller: each fault ends in hold or revert, and nothing is lost for good."""
+"""Engine faults: each ends in hold or revert, and nothing is lost for good."""
 
 import math
 from collections.abc import Callable
@@ -225,7 +225,7 @@ def test_a_failed_revert_is_retried_until_it_succeeds() -> None:
 
 
 def test_a_revert_whose_answer_was_lost_keeps_its_verdict() -> None:
-    """The engine did it and the answer never came: the setting that was taken back is not tried again."""
+    """The engine did it but its answer never arrived: the reverted setting is not tried again."""
     limits = replace(BOLD, max_inconclusive_s=15.0)
     run = on_trial(options=options(search_requests=20, limits=limits, harm_requests=100, min_requests=100))
     honest = run.port.revert
@@ -404,7 +404,7 @@ def test_a_negative_knob_makes_the_state_invalid(live: bool) -> None:
 
 
 def test_a_verdict_ignores_requests_from_before_discarded_rows() -> None:
-    """Its neighbours that were quicker are gone: what is left would look slow."""
+    """Its quicker neighbours are gone: the rest would look slow."""
     run = on_trial()
     honest = run.port.requests_after
     run.run(3)
@@ -442,7 +442,7 @@ def test_after_discarded_rows_only_later_arrivals_are_complete() -> None:
 
 
 def test_a_search_about_the_previous_engine_is_dropped_even_if_its_restart_went_unread() -> None:
-    """The cycle that saw the restart failed for another reason: the state file was locked just then."""
+    """The cycle that saw the restart failed for another reason: the state file was locked at that moment."""
     run = rig(proposes(step_tokens=512), options=QUICK, delay=4)
     run.run(6, until=lambda record: bool(run.searcher.jobs))
     run.engine.start()

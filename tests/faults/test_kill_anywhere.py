@@ -1,5 +1,5 @@
 """kill -9 at every stage of a cycle: the engine is at its boot setting when the lease ends, or the next controller
-goes on from what it finds. Here the kill is an exception that nothing catches; test_kill_process has a real one.
+continues from what it finds. Here the kill is an exception that nothing catches; test_kill_process has a real one.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ FITTING = BOOT._replace(step_tokens=512)
 
 
 class Killed(BaseException):
-    """What no handler of the loop may catch."""
+    """An exception that no handler of the loop may catch."""
 
 
 def killer(at: Stage, when: Callable[[], bool]) -> Callable[[Stage], None]:
@@ -77,7 +77,7 @@ def test_killed_in_a_trial_the_next_controller_resumes_and_judges_it(stage: Stag
 
 
 def test_killed_at_the_instant_of_the_push() -> None:
-    """The push has left and arrived; nothing but the intent was written."""
+    """The push was sent and arrived; only the intent was recorded."""
     armed: list[bool] = []
     run = rig(proposes(step_tokens=512, gain=0.12), options=QUICK, after_stage=killer(Stage.PUSH, lambda: bool(armed)))
     run.run(2)

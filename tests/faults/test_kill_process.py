@@ -103,7 +103,7 @@ def test_after_sigkill_the_engine_reverts_and_the_next_controller_continues(benc
         pushes = store.pushes(10)
         assert numbers == sorted(set(numbers), reverse=True)
         assert len(pushes) == 2 and pushes[0].number > pushes[1].number, "it pushed again after the kill"
-    assert "boot setting" in again.stdout, "and gave the lease back at its clean end"
+    assert "boot setting" in again.stdout, "and returned the lease at its clean exit"
     assert bench.state_of_engine().lease is None
 
 

@@ -1,4 +1,4 @@
-"""The disk may fail in every write of a cycle: nothing is pushed that is not written down, and the loop goes on."""
+"""The disk may fail in every write of a cycle: nothing is pushed without a record, and the loop continues."""
 
 import json
 from dataclasses import replace
@@ -59,7 +59,7 @@ def test_an_unusable_state_file_means_hold(fault: StoreFault) -> None:
     assert run.setting == BOOT and not run.port.moving
     store.arm("", fault)
     run.run(4, until=pushed)
-    assert pushed(run.records[-1]), "and goes on when it is back"
+    assert pushed(run.records[-1]), "and continues when it is back"
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_step_model_of_another_release_is_refitted() -> None:
 
 def test_the_real_state_file_serves_the_loop_and_a_damaged_one_is_moved_aside(tmp_path: Path) -> None:
     with StateFile.own(tmp_path) as store:
-        run = rig(proposes(step_tokens=512), options=QUICK, store=store)  # type: ignore[arg-type]  # a store all the same
+        run = rig(proposes(step_tokens=512), options=QUICK, store=store)  # type: ignore[arg-type]  # still a store
         run.run(6, until=pushed)
         assert pushed(run.records[-1])
         assert store.get(run.records[-1].number) == run.records[-1]
@@ -154,4 +154,4 @@ def test_the_real_state_file_serves_the_loop_and_a_damaged_one_is_moved_aside(tm
         assert store.notes
         again = rig(proposes(step_tokens=512), options=QUICK, store=store)  # type: ignore[arg-type]  # as above
         again.run(3)
-        assert again.records[-1].action is Action.HOLD and not again.port.moving, "it begins paused"
+        assert again.records[-1].action is Action.HOLD and not again.port.moving, "it starts paused"

@@ -1,4 +1,4 @@
-"""The fit: right where the data speaks, silent where it does not, and never a confident knee from bad data."""
+"""The fit: right where the data is informative, open where it is not, and never a confident knee from bad data."""
 
 import math
 from collections.abc import Callable
@@ -104,7 +104,7 @@ def test_few_steps_growing_from_the_first_token_leave_the_floor_open_not_the_slo
 
 
 def fast_growing(seed: int) -> StepSamples:
-    """60 lone steps of an engine without a floor, a quarter of them off by half: as a busy laptop shows them."""
+    """60 lone steps of an engine without a floor, a quarter of them off by half, as on a busy laptop."""
     chance = np.random.default_rng(seed)
     tokens = chance.choice([1, 2, 8, 16, 32, 64, 128, 256, 512, 1024], 60)
     prefill = np.where(tokens > 1, tokens, 0)

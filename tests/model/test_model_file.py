@@ -1,4 +1,4 @@
-"""model.json: what is written is read back, and what is not usable is refused with the reason."""
+"""model.json: files round-trip, and an unusable file is refused with the reason."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Step samples: what is refused, the file, and the reservoir's promises."""
+"""Step samples: what is refused, the file, and the reservoir's invariants."""
 
 import gzip
 import os
@@ -131,7 +131,7 @@ def test_the_reservoir_keeps_the_same_steps_in_any_batches(cuts: list[int], capa
     np.testing.assert_array_equal(whole.samples.duration_s, parts.samples.duration_s)
 
 
-def test_decode_only_steps_do_not_drown_the_rest() -> None:
+def test_decode_only_steps_do_not_crowd_out_the_rest() -> None:
     rare = make_steps(NAMED_MODELS["8b-2tbs"], seed=1, steps=200, tokens=(1024, 4096))
     common = make_steps(NAMED_MODELS["8b-2tbs"], seed=2, steps=50_000, tokens=(4, 7))
     reservoir = Reservoir(1000)

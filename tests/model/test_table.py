@@ -37,7 +37,7 @@ def test_a_table_is_recovered_from_its_own_steps() -> None:
     assert found.mape(unseen) < 0.03 < mape(formula, unseen)
     assert found.kv_decode_s == pytest.approx(STAIRS.kv_decode_s, rel=0.1)
     assert found.kv_prefill_s == pytest.approx(STAIRS.kv_prefill_s, rel=0.5)
-    # The formula that the table leans on has no stairs and puts some of them down to attention.
+    # The formula behind the table has no stairs and attributes some of them to attention.
     assert found.attention_s == pytest.approx(STAIRS.attention_s, rel=0.25)
 
 
@@ -95,7 +95,7 @@ def test_step_times_of_a_real_engine_on_traffic_not_fitted(shared_data: Path) ->
     table = fit_table(mixed, fit.model)
     assert table.mape(chat) <= 0.08
     assert table.mape(chat) < mape(fit.model, chat) < 0.10
-    # This engine has no flat part: no knee may be made up, and none above a few dozen tokens be allowed for.
+    # This engine has no flat part: no knee may be invented, and the interval must end below a few dozen tokens.
     assert fit.knee_tokens is None and fit.knee_interval.low == 0.0 and fit.knee_interval.high < 200.0
 
 

@@ -41,14 +41,14 @@ class FakePort:
     address = "http://fake"
 
     def step(self, **columns: object) -> None:
-        """A step that has ended; without word of its own it began now and the clock moves to its end."""
+        """A step that has ended; by default it began now and the clock moves to its end."""
         row = {"start_s": self.now_s} | columns
         self.steps.append(_STEP | row)
         self.begun = len(self.steps)
         self.now_s = max(self.now_s, self.steps[-1]["start_s"] + self.steps[-1]["duration_s"])
 
     def ended(self, **columns: object) -> None:
-        """A request that has ended, now without word of its own."""
+        """A request that has ended, by default now."""
         arrival_s = columns.get("arrival_s", self.now_s - 0.02)
         self.requests.append(
             _REQUEST | {"arrival_s": arrival_s, "scheduled_s": arrival_s, "finish_s": self.now_s} | columns

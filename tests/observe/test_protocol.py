@@ -1,4 +1,4 @@
-"""``ProtocolReader``: every row exactly once or counted as lost, restarts seen, and stale told from idle."""
+"""``ProtocolReader``: every row once or counted as lost, restarts detected, and stale distinguished from idle."""
 
 import math
 import random
@@ -235,7 +235,7 @@ def test_open_requests_without_a_step_make_it_stale() -> None:
 
 
 def test_ends_of_the_previous_step_do_not_count_for_the_newest() -> None:
-    """vLLM's steps join: the one ends, with its request, in the very instant in which the next begins."""
+    """vLLM's steps join: the one ends, with its request, at the instant at which the next begins."""
     port = FakePort()
     port.step(running=2)
     port.ended(finish_s=port.now_s)
@@ -253,7 +253,7 @@ def test_the_end_of_a_step_that_took_no_time_counts_for_it() -> None:
     assert not reader(port).read().busy
 
 
-def test_a_step_that_hangs_ages_from_when_it_can_have_begun() -> None:
+def test_a_hung_step_ages_from_its_earliest_possible_start() -> None:
     port = FakePort()
     one = reader(port)
     port.step()

@@ -1,4 +1,4 @@
-"""``Window``: bounded, dropped at a restart, and honest about what has left it and what has not ended yet."""
+"""``Window``: bounded, dropped at a restart, and correct about rows that have left and requests still open."""
 
 import math
 
@@ -88,7 +88,7 @@ def test_lost_rows_are_counted_and_earlier_ones_are_incomplete() -> None:
         watched.port.step()
         watched.port.ended()
     window = watched.read()
-    assert window.lost_steps == window.lost_requests == 0, "they ran before anybody looked"
+    assert window.lost_steps == window.lost_requests == 0, "they ran before the first read"
     assert window.complete_from_s == window.requests.finish_s[0]
     for _ in range(6):
         watched.port.step()
@@ -157,7 +157,7 @@ def test_settled_removes_the_longest_stay_while_requests_are_in_the_system() -> 
 
 
 def test_the_demand_of_a_window_is_not_short_of_long_requests() -> None:
-    """Every second a short request (1 s) and every fourth a long one (20 s): one in five is long, whenever it is asked.
+    """Every second a short request (1 s) and every fourth a long one (20 s): one in five is long at any time.
 
     Finished requests alone would show fewer long ones at the new edge and more at the old one.
     """

@@ -132,7 +132,7 @@ def test_a_step_that_hangs_is_seen_as_stale_and_a_stopped_engine_as_unreachable(
 
 
 class EnginePort:
-    """An engine in this process behind no wire at all, except that every answer goes through its bytes."""
+    """An engine in this process without a network, but every answer is serialised to bytes."""
 
     address = "here"
 
@@ -206,4 +206,4 @@ def test_an_overrun_ring_reports_how_much_is_lost() -> None:
         window = window.add(reader.read())
     steps = engine.tuning_state().step
     assert window.lost_steps > 0 and window.lost_steps + len(window.steps) == steps
-    assert window.steps_from_s > 2.5, "what came before is not whole"
+    assert window.steps_from_s > 2.5, "earlier rows are incomplete"

@@ -1,4 +1,4 @@
-"""The attention table: what stands on the grid comes back, in between and beyond is linear, and shapes count."""
+"""The attention table: grid points are exact, values between and beyond are linear, and shapes matter."""
 
 import numpy as np
 import pytest

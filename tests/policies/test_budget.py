@@ -1,4 +1,4 @@
-"""Budget policies: what they give, and that they starve nobody."""
+"""Budget policies: their budgets, and that they starve no request."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -83,7 +83,7 @@ def test_a_freed_prefix_is_found_until_it_is_evicted_tail_first() -> None:
     run(state, 0, 9)
     first = held(state, 0)
     release(state, POOL, 0)
-    # What nobody can find goes first, then the tail of the prefix, then its head.
+    # Blocks without a key go first, then the tail of the prefix, then its head.
     assert free_line(state) == [first[2], 3, first[1], first[0]]
     assert find_prefix(state, POOL, 2) == 8
     assert run(state, 1, 9) == 0
@@ -124,7 +124,7 @@ def test_unknown_content_is_never_found() -> None:
     assert find_prefix(state, POOL, 1) == 4
     blocks = held(state, 0)
     release(state, POOL, 0)
-    # Nobody can find the last three: reused before anything else, the tail first; the known one comes last.
+    # The last three have no key: reused before anything else, tail first; the known one last.
     line = free_line(state)
     assert line[:3] == blocks[:0:-1] and line[-1] == blocks[0]
 

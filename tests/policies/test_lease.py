@@ -105,7 +105,7 @@ def test_an_old_revision_conflicts(held):
         assert (after.setting, outcome.reason) == (held.setting, LeaseReason.CONFLICT_REVISION)
 
 
-def test_step_time_target_comes_and_goes_with_its_constants():
+def test_a_step_time_target_is_set_and_cleared_with_its_constants():
     book = boot_book(Envelope(full_bounds(8192, 256)), BOOT, 100.0)
     changes = {"budget_policy": STEP_TIME_TARGET, "budget_target_s": 0.03}
     assert push(book, wish(changes), 100.0)[1].reason is LeaseReason.NEEDS_STEP_MODEL
@@ -117,7 +117,7 @@ def test_step_time_target_comes_and_goes_with_its_constants():
     assert revert(held, 110.0, block=False)[0].step_model is None
 
 
-def test_full_bounds_name_every_knob_once_and_hold_the_defaults():
+def test_full_bounds_name_every_knob_once_and_include_the_defaults():
     bounds = full_bounds(8192, 256)
     assert {bound.name for bound in bounds} == set(Setting._fields)
     assert Envelope(bounds).holds(BOOT)

@@ -34,8 +34,8 @@ def state_of(rows: list[tuple[int, float, bool]]) -> State:
 @given(REQUESTS, SETTINGS)
 def test_the_order_is_strict_and_total(rows: list[tuple[int, float, bool]], setting: Setting) -> None:
     state = state_of(rows)
-    everybody = range(len(rows))
-    line = sorted(everybody, key=cmp_to_key(lambda a, b: -1 if goes_before(state, setting, a, b, NOW_S) else 1))
+    requests = range(len(rows))
+    line = sorted(requests, key=cmp_to_key(lambda a, b: -1 if goes_before(state, setting, a, b, NOW_S) else 1))
     for place, first in enumerate(line):
         assert not goes_before(state, setting, first, first, NOW_S)
         for second in line[place + 1 :]:

@@ -1,4 +1,4 @@
-"""plan_step on small states, told by hand."""
+"""plan_step on small states, computed by hand."""
 
 import pytest
 
@@ -70,7 +70,7 @@ def test_the_long_cap_counts_only_long_prompts() -> None:
 def test_chunking_off_runs_a_prompt_whole_or_not_at_all() -> None:
     whole = BOOT._replace(chunking=0)
     state = waiting([60, 50, 10])
-    assert plan(state, Setting(100), whole) == [[0, 60]]  # 50 do not fit 40, and nobody passes
+    assert plan(state, Setting(100), whole) == [[0, 60]]  # 50 do not fit 40, and no request passes
     finish_step(whole, state)
     assert plan(state, Setting(100), whole) == [[0, 1], [1, 50], [2, 10]]
 

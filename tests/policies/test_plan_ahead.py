@@ -1,4 +1,4 @@
-"""Boot.plan_ahead: a step planned while the one before it runs knows who finishes there, but not their blocks."""
+"""Boot.plan_ahead: a step planned while the previous one runs knows its finished requests, but not their blocks."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from tests.twin.walk import walk
 AHEAD = BOOT._replace(plan_ahead=1)
 
 
-def test_blocks_of_the_finished_are_free_only_after_the_next_plan() -> None:
+def test_blocks_of_finished_requests_are_free_only_after_the_next_plan() -> None:
     state = waiting([32, 32], outputs=1, pool_blocks=2)
     assert plan(state, Setting(100), AHEAD) == [[0, 32]]
     assert finish_step(AHEAD, state) == 1
@@ -26,7 +26,7 @@ def test_blocks_of_the_finished_are_free_only_after_the_next_plan() -> None:
     assert plan(state, Setting(100), AHEAD) == [[1, 32]]
 
 
-def test_without_it_they_are_free_at_once() -> None:
+def test_without_plan_ahead_blocks_are_free_at_once() -> None:
     state = waiting([32, 32], outputs=1, pool_blocks=2)
     plan(state, Setting(100))
     finish_step(BOOT, state)
@@ -34,7 +34,7 @@ def test_without_it_they_are_free_at_once() -> None:
 
 
 @pytest.mark.parametrize("order", [0, SHORTEST_FIRST])
-def test_the_place_of_the_finished_is_taken_until_the_next_plan(order: int) -> None:
+def test_the_place_of_a_finished_request_is_taken_until_the_next_plan(order: int) -> None:
     state = waiting([32, 32, 32], outputs=1)
     setting = Setting(100, max_running=1, order_policy=order)
     assert plan(state, setting, AHEAD) == [[0, 32]]
@@ -43,7 +43,7 @@ def test_the_place_of_the_finished_is_taken_until_the_next_plan(order: int) -> N
     assert plan(state, setting, AHEAD) == [[1, 32]]
 
 
-def test_an_idle_engine_lets_the_finished_go_without_a_plan() -> None:
+def test_an_idle_engine_releases_finished_requests_without_a_plan() -> None:
     state = waiting([32], outputs=1, pool_blocks=2)
     plan(state, Setting(100), AHEAD)
     finish_step(AHEAD, state)

@@ -1,4 +1,4 @@
-"""The protocol's schemas accept what they say and nothing else."""
+"""The protocol's schemas accept valid messages and nothing else."""
 
 import json
 import math

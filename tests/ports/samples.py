@@ -4,7 +4,7 @@ from rooftune.policies import wire
 
 
 def state(**changes: object) -> wire.State:
-    """Budget 1 to 512, 512 in force, nothing held."""
+    """Budget 1 to 512, 512 in force, no lease."""
     return wire.State.model_validate(
         {
             "engine": "test",

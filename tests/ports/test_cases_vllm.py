@@ -1,4 +1,4 @@
-"""Cases from the field at vLLM's port: what a version takes, what a start costs, and what metrics do not tell."""
+"""Cases from the field at vLLM's port: what a version accepts, what a start costs, and what metrics do not show."""
 
 import json
 import math
@@ -39,7 +39,7 @@ TEXT = ModelFacts(model_tokens=32_768)
 
 
 def able_at(version: str) -> Capabilities:
-    """As a server tells its version."""
+    """As a server reports its version."""
     answers = vllm() | {"/version": answer(200, json.dumps({"version": version}).encode())}
     with routes(answers) as server:
         found = discover(server.url).able
@@ -183,7 +183,7 @@ def test_case_10_the_price_of_a_ceiling_is_known_although_one_start_failed() -> 
 
 
 def test_case_12_from_metrics_alone_it_is_unknown_whether_the_budget_is_reached() -> None:
-    """vLLM's iteration_tokens_total books whole prompts in the step of their first token: no use for this."""
+    """vLLM's iteration_tokens_total books whole prompts in the step of their first token: unusable here."""
     page = (
         PAGE
         + 'vllm:iteration_tokens_total_sum{engine="0"} 6142.0\nvllm:iteration_tokens_total_count{engine="0"} 36.0\n'

@@ -1,4 +1,4 @@
-"""``HttpPort``: whatever the other side does, a value or a ``PortError`` with the right fault, and never a hang."""
+"""``HttpPort``: any peer leads to a value or a ``PortError`` with the right fault, and never to a hang."""
 
 import socket
 import ssl
@@ -99,7 +99,7 @@ def test_a_refusal_under_another_status_is_garbage() -> None:
     ("status", "fault"), [(409, PortFault.GARBAGE), (422, PortFault.GARBAGE), (503, "server_error")]
 )
 def test_a_refusal_without_the_protocols_body(status: int, fault: str) -> None:
-    """A 503 without the protocol's words comes from a balancer; a 409 without them is nonsense."""
+    """A 503 without the protocol's body comes from a load balancer; a 409 without it is nonsense."""
     assert fault_of(answer(status, b"<html>busy</html>"), ask=lambda port: port.push(PUSH)) == fault
 
 
@@ -167,7 +167,7 @@ def test_a_peer_that_hangs_or_drips_times_out(head: bytes | None) -> None:
                 server.gate.wait(30)
                 return
             connection.sendall(head)
-            while not server.gate.wait(0.02):  # a byte every 20 ms for as long as somebody listens
+            while not server.gate.wait(0.02):  # a byte every 20 ms for as long as the client listens
                 connection.sendall(b"x")
 
         server.script = script
@@ -193,7 +193,7 @@ def test_a_huge_answer_is_cut(how: str, monkeypatch: pytest.MonkeyPatch) -> None
 
     def script(connection: socket.socket) -> None:
         connection.sendall(b"HTTP/1.1 200 x\r\n" + heads.get(how, b"") + b"\r\n")
-        for _ in range(1000):  # 50 MB, which nobody reads
+        for _ in range(1000):  # 50 MB, which the client does not read
             connection.sendall(b"C350\r\n" + block + b"\r\n" if how == "chunked" else block)
 
     assert fault_of(script) == PortFault.GARBAGE

@@ -1,4 +1,4 @@
-"""What is at an address: the protocol, a vLLM without the hook and what that leaves, or neither."""
+"""What is at an address: the protocol, a vLLM without the hook (and what remains possible), or neither."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Any sequence of pushes, waits, clock jumps and reverts keeps the promises of a lease."""
+"""Any sequence of pushes, waits, clock jumps and reverts keeps the invariants of a lease."""
 
 import math
 

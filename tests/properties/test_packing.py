@@ -1,4 +1,4 @@
-"""Whatever the workload and the setting, every single step keeps the promises of ``plan_step``."""
+"""For any workload and setting, every step keeps the invariants of ``plan_step``."""
 
 from collections import Counter
 
@@ -10,7 +10,7 @@ from tests.properties.watch import Watch
 from tests.twin import walk as walk_module
 from tests.twin.random_runs import Run, runs
 
-# Feature -> least steps in which it must have taken effect over all runs, or the test has not tested it.
+# Feature -> least steps in which it must take effect over all runs for the test to cover it.
 FEATURES = {
     "preemption": 20,
     "resumed after preemption": 10,

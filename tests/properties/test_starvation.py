@@ -34,7 +34,7 @@ ENVELOPE = Envelope(tuple(KnobBound(name, 0, 1e9) for name in Setting._fields))
 
 
 def change_something(pick: Pick, book: LeaseBook, now_s: float) -> tuple[LeaseBook, LeaseReason | str]:
-    """Push, revert, resume, or let a lease run out; whatever a controller, an operator and time can do."""
+    """Push, revert, resume, or let a lease run out: anything that a controller, an operator and time can do."""
     what = pick(["wait", "wait", "wait", "push", "push", "revert", "expire"])
     if what == "push":
         wanted = make_setting(pick, 1, 512, 16)
@@ -140,7 +140,7 @@ def test_both_halves_of_the_rule_are_needed(half: str, monkeypatch: pytest.Monke
 
 
 def decodes_behind_a_prompt(decodes: int) -> State:
-    """A 60,000-token prompt, 256 of it computed, and behind it in serving order so many decodes."""
+    """A 60,000-token prompt, 256 of it computed, and behind it in serving order ``decodes`` decodes."""
     state = new_state(decodes + 1, pool_blocks=10_000)
     state.requests[:, r.PROMPT], state.requests[0, r.PROMPT] = 1, 60_000
     state.requests[:, r.OUTPUT] = 1_000

@@ -1,4 +1,4 @@
-"""Whatever stands in a file, reading it gives traffic or one InputError line; what we write, we read back."""
+"""Any file gives traffic or one InputError line; files that we write round-trip."""
 
 import json
 import tempfile

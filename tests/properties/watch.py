@@ -1,4 +1,4 @@
-"""A ``plan_step`` that checks every promise of one step before it hands the plan on, and counts what really occurred.
+"""A ``plan_step`` that checks every invariant of one step before it returns the plan, and counts what occurred.
 
 It takes the place of ``plan_step`` in the plain walk, so that every random run is checked step by step.
 """
@@ -30,7 +30,7 @@ def waiting_list(state: State) -> list[int]:
 
 
 def running_list(state: State) -> list[int]:
-    """The running requests in serving order; asserts that nobody is in it twice."""
+    """The running requests in serving order; asserts that none is in it twice."""
     found = state.running[: state.counters[r.RUNNING_COUNT]].tolist()
     assert len(set(found)) == len(found)
     assert all(state.requests[request, r.STATUS] == r.RUNNING for request in found)
@@ -57,7 +57,7 @@ class Watch:
 
     def __call__(self, setting: Setting, boot: Boot, model: StepModel, state: State, now_s: float) -> int:
         self.steps += 1
-        assert self.steps < MOST_STEPS, "the run does not come to an end"
+        assert self.steps < MOST_STEPS, "the run does not end"
         if self.pool is None:
             held = sum(int(state.requests[q, r.HELD]) for q in running_list(state))
             self.pool = int(state.counters[r.FREE_BLOCKS]) + held if boot.contents == 0 else len(state.blocks)
@@ -82,7 +82,7 @@ class Watch:
         return count
 
     def _tokens(self, setting, boot, state, rows, running, plan):
-        """The budget holds, nobody is planned twice, nobody computes tokens that are not known."""
+        """The budget holds, no request is planned twice, none computes unknown tokens."""
         budget, decodes = state.counters[r.BUDGET], len(decodes_in(rows, running))
         assert sum(tokens for _, tokens in plan) <= budget <= boot.ceiling_tokens
         assert budget <= max(setting.step_tokens, decodes + 1)
@@ -123,7 +123,7 @@ class Watch:
             assert all(state.requests[q, r.COMPUTED] == state.requests[q, r.KNOWN] for q, _ in plan if q not in running)
 
     def _admissions(self, setting, before, state, rows, running, waiting, plan, now_s):
-        """Sequence cap and order of admission; only a partial-prefill cap lets somebody pass, and not for ever."""
+        """Sequence cap and order of admission; only a partial-prefill cap lets a request pass, for a bounded time."""
         admitted = [q for q, _ in plan if q not in running]
         assert set(admitted) <= set(waiting)
         if admitted:
@@ -149,7 +149,7 @@ class Watch:
             )
 
     def _caps(self, setting, state, rows, after, running):
-        """At the end of a step no more prompts are part-way than the caps allow, or than were before."""
+        """At the end of a step no more prompts are half-read than the caps allow, or than before."""
         now_running = running_list(state)
         if setting.max_partial_prefills > 0:
             assert part_way(after, now_running) <= max(setting.max_partial_prefills, part_way(rows, running))

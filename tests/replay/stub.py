@@ -1,4 +1,4 @@
-"""A small OpenAI server in a thread of its own: it keeps what it was sent and answers as a script says."""
+"""A small OpenAI server in its own thread: it keeps the requests and answers by a script."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ MODELS = {"data": [{"id": "stub", "max_model_len": 4096}]}
 
 @dataclass
 class Asked:
-    """One completion as it was asked for: ``order`` of coming, body and headers."""
+    """One completion request: ``order`` of arrival, body and headers."""
 
     order: int
     body: dict[str, Any]

@@ -1,4 +1,4 @@
-"""One request against a scripted server: what was read when, and every way in which it can end.
+"""One request against a scripted server: when each part was read, and every way in which it can end.
 
 The script moves the clock itself, so the times are exact and no machine is too slow for them.
 """
@@ -129,11 +129,11 @@ def test_a_slow_answer_is_a_timeout_and_keeps_its_tokens() -> None:
 
 
 def test_a_missing_server_is_unreachable_and_a_wrong_key_ends_the_run() -> None:
-    class Nobody(Script):
+    class Unreachable(Script):
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
             raise httpx.ConnectError("refused")
 
-    assert asked(Nobody([])).failure == "unreachable"
+    assert asked(Unreachable([])).failure == "unreachable"
     with pytest.raises(RefusedError, match="--api-key-file"):
         asked(Script([(0.0, b"{}")], 401))
 
@@ -168,7 +168,7 @@ def test_a_server_that_refuses_or_is_not_ready_is_reported(status: int, error: t
 
 
 class Endless(Script):
-    """An answer that goes on for ever, ``pause_s`` before each of its parts."""
+    """An endless answer, ``pause_s`` before each of its parts."""
 
     def __init__(self, part: bytes, pause_s: float) -> None:
         super().__init__([])

@@ -74,7 +74,7 @@ def test_the_client_is_judged_on_what_it_saw() -> None:
 
 
 def test_the_engine_is_judged_on_its_own_times() -> None:
-    """It saw the first token of request 1 in time; of request 2 it told nothing, so it is in no count of its side."""
+    """It saw the first token of request 1 in time; it has no record of request 2, so its side does not count it."""
     engine = engine_part([engine_row(0, 100.0), engine_row(1, 101.0), engine_row(5, 105.0)], missing=1)
     outcomes = engine_outcomes(engine, ROWS)
     assert np.allclose(outcomes.arrival_s, [0.0, 1.0, 3.0, 5.0])

@@ -1,4 +1,4 @@
-"""The open loop: who is sent when, whatever the answers do."""
+"""The open loop: requests are sent on time, whatever the answers do."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""``rooftune replay`` against ``rooftune serve`` with the fake engine: both sides tell of the same requests."""
+"""``rooftune replay`` against ``rooftune serve`` with the fake engine: both sides report the same requests."""
 
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_the_engines_times_are_found_and_lie_within_the_clients(tmp_path: Path) 
         assert mine.output_tokens == theirs.output_tokens == mine.asked_tokens
         assert mine.cached_tokens == theirs.cached_tokens
         assert theirs.gap_count == mine.asked_tokens - 1
-    # The prompts' common beginning is found again, so equal keys were equal tokens.
+    # The shared prefix of the prompts hits the cache, so equal keys were equal tokens.
     assert np.mean([one.cached_tokens >= 32 for one in engine.requests]) > 0.8
     # A client cannot see a token before the engine made it (within a millisecond: two clocks are read).
     later_s = [

@@ -70,7 +70,7 @@ def test_a_tall_step_is_not_drawn_low() -> None:
     assert len(bars_of(every_other).steps) == BARS
 
 
-def test_curve_is_the_formula_and_holds_the_knee(found: Recommendation) -> None:
+def test_curve_is_the_formula_and_shows_the_knee(found: Recommendation) -> None:
     curve = curve_part(found, MODEL)
     assert 200 in curve.tokens and curve.tokens[0] == 1 and curve.tokens[-1] >= 2048 * 1.2
     for tokens, time_s in zip(curve.tokens, curve.idle_s, strict=True):

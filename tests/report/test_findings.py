@@ -1,4 +1,4 @@
-"""What the report finds worth saying before figures: little to gain, new knobs, what cannot be had."""
+"""The findings a report states before its figures: little to gain, new knobs, infeasible targets."""
 
 import html
 import re
@@ -135,7 +135,7 @@ def _missed(ttft_s: float) -> list[dict[str, Any]]:
 def test_infeasible_names_target_floor_and_rate() -> None:
     missed = {name: trial("search", 704, margins=_missed(9.0), feasible=False) for name in ("current", "random_best")}
     trials = [trial("search", 512, margins=_missed(3.5), feasible=False)]
-    # A glance at a few windows is no evidence for what can be reached.
+    # A first look at a few windows does not show what is reachable.
     trials.append(trial("search", 512, margins=_missed(1.0), whole_traffic=False, goodput_rps=None, tokens_per_s=None))
     rate = {"scale": 0.43, "rate_rps": 4.3, "width": 0.015, "lowest_scale": 0.015625, "replays": 9}
     best = trial("search", 640, margins=_missed(4.0), feasible=False)

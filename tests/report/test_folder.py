@@ -82,7 +82,7 @@ def test_two_runs_into_one_folder_leave_one_complete_report(tmp_path: Path, monk
 
     def renaming(source: Path, target: Path) -> None:
         renamed.append(target)
-        if len(renamed) == 2:  # between our first file and our second the other run comes to its end
+        if len(renamed) == 2:  # the other run ends between our first file and our second
             other.start()
             other.join(0.5)
         rename(source, target)

@@ -25,7 +25,7 @@ def _outcomes(ttft_s: list[float]) -> Outcomes:
         gap_count=np.array([9, 0, 299, 0]),
         cached_tokens=np.array([0, 64, 0, 0]),
         tenant=np.array([0, 0, 1, 1]),
-        tenant_names=("gold", "basic", "nobody"),
+        tenant_names=("gold", "basic", "unused"),
         failed=np.array([False, False, False, True]),
     )
 
@@ -39,8 +39,8 @@ def test_groups_hold_the_requests_they_name() -> None:
     assert members["output length", "up to 50 tokens"] == [True, True, False, False]
     assert members["tenant", "basic"] == [False, False, True, True]
     assert members["prefix cache", "prefix found"] == [False, True, False, False]
-    # Nobody in it, no row.
-    assert ("tenant", "nobody") not in members
+    # An empty group has no row.
+    assert ("tenant", "unused") not in members
     assert ("prompt length", "above 32,000 tokens") not in members
 
 
@@ -53,7 +53,7 @@ def test_figures_before_and_after() -> None:
     assert (short.best.ttft_p50_s, short.best.ttft_p99_s) == (0.25, 0.5)
     # A request of one token has no gap, so the only gap counts.
     assert short.best.longest_gap_p99_s == 0.02
-    # A failed request is never good and waits for ever, although its first token came.
+    # A failed request is never good and its wait is infinite, although its first token arrived.
     failed = found["8,001 to 32,000 tokens"].best
     assert (failed.attainment, failed.ttft_p50_s, failed.longest_gap_p99_s) == (0.0, "inf", "inf")
 
@@ -68,7 +68,7 @@ def test_only_non_default_knobs_of_a_setting_are_kept() -> None:
     assert setting_values(Setting(512, order_policy=1))["order_policy"] == 1
     shortest = Setting(512, 64, order_policy=1, aging_s=5.0)
     assert Setting(**setting_values(shortest)) == shortest  # type: ignore[arg-type]
-    # What has no say without its policy is not shown as a change.
+    # A knob without effect under the present policy is not shown as a change.
     assert setting_values(Setting(512, aging_s=5.0, ttft_target_s=2.0, pressure_tokens=64)) == setting_values(
         Setting(512)
     )

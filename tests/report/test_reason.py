@@ -15,7 +15,7 @@ from tests.report.records import record, record_values, trial
 KEEP = {"verdict": "keep", "best": trial("current", 2048)}
 
 
-def test_a_smaller_budget_says_what_waits_today_and_what_comes_later() -> None:
+def test_a_smaller_budget_says_what_waits_now_and_what_is_delayed() -> None:
     said = cause(record())
     for needed in ("up to 2,048 tokens", "at most 704 tokens", "at most 128", "end sooner", "first tokens come later"):
         assert needed in said, needed

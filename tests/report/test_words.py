@@ -1,4 +1,4 @@
-"""Numbers in words: what rounds to nothing is still met or missed, and what has no span came at once."""
+"""Numbers in words: a margin that rounds to 0 is still met or missed, and traffic without a span arrived at once."""
 
 import pytest
 

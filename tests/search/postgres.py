@@ -44,7 +44,7 @@ class Server:
         self.run("pg_ctl", "-D", str(self.folder / "data"), "-l", log, "-o", options, "-w", "start")
 
     def stop(self) -> None:
-        """At once, whoever is connected."""
+        """At once, even with clients connected."""
         self.run("pg_ctl", "-D", str(self.folder / "data"), "-m", "immediate", "-w", "stop")
 
 

@@ -1,4 +1,4 @@
-"""What controllers keep of their searches: bounded, readable after every change of knobs, patient with a lock once."""
+"""The archive of searches: bounded, readable after every change of knobs, waits once for a lock."""
 
 import sqlite3
 import subprocess
@@ -94,7 +94,7 @@ def test_a_short_lock_is_waited_for_and_a_long_one_is_named(
 
 
 @pytest.mark.slow
-def test_two_controllers_on_one_file_both_get_their_trials_in(url: str) -> None:
+def test_two_controllers_on_one_file_both_store_their_trials(url: str) -> None:
     script = (
         "import sys\nfrom tests.search.test_archive import STOCK, end\n"
         "from rooftune.tuner.search.archive import Archive\n"

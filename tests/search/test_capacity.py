@@ -1,4 +1,4 @@
-"""Capacity against sums done by hand and against a fine sweep, and what is said to be full."""
+"""Capacity against hand computation and a fine sweep, and the reported bottleneck."""
 
 import math
 
@@ -173,5 +173,5 @@ def test_the_document_shop_with_a_burst_within_2_percent_of_a_fine_sweep_over_se
     assert own == [True] * own.index(False) + [False] * own.count(False)
     assert found.rate.scale <= found.rate.scale * 1.01 ** (own.index(False) - 20) <= found.rate.scale * 1.03
     assert found.rate.scale * len(shop) / shop.span_s == pytest.approx(found.rate.rate_rps)
-    # Documents of 32,000 tokens take most of the 2 s by themselves: they wait too long before anybody's gaps suffer.
+    # Documents of 32,000 tokens take most of the 2 s by themselves: they wait too long before any gap suffers.
     assert found.breaks is not None and found.breaks.target.metric == "ttft" and found.breaks.margin > 0.0

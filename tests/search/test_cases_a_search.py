@@ -35,7 +35,7 @@ def blank() -> Evaluation:
 
 
 def searched(blank: Evaluation, column: int, seed: int, trials: int = 30) -> tuple[list[Told], Counter[int]]:
-    """A search over the cap alone, told one column of what was reported; a cap that nobody reported fails."""
+    """A search over the cap alone, given one column of the reported values; a cap without a report fails."""
     space = search_space(ENGINE, BASE, SLO, MODEL, knobs=frozenset({"max_partial_prefills"}))
     study, asked = SettingStudy(space, sampler="tpe", seed=seed), Counter[int]()
     for _ in range(trials):
@@ -51,7 +51,7 @@ def test_6_a_non_monotone_tail_is_not_treated_as_monotone(blank: Evaluation, col
     for seed in range(3):
         told, asked = searched(blank, column, seed)
         assert told[0].setting.max_partial_prefills == best
-        assert set(asked) >= set(REPORTED)  # every cap was tried, whatever its neighbours said
+        assert set(asked) >= set(REPORTED)  # every cap was tried, whatever its neighbours' results
         assert told[0].value == -REPORTED[best][column]
 
 

@@ -1,6 +1,6 @@
 """Cases from the field on Optuna: failed values, nothing feasible, repeats, a grid that widens, one file for two.
 
-Each enters through the command, or through a study, and is judged by the action and its code.
+Each enters through the command or a study, and the test asserts the action and its code.
 """
 
 import json
@@ -228,6 +228,6 @@ def test_47_several_controllers_may_create_one_file_at_once(mix: Path, tmp_path:
     ends = [(worker.communicate(timeout=300), worker.returncode) for worker in workers]
     assert all(code in (0, 1) for _, code in ends), ends
     (found,) = states(path)
-    # SQLite locks no rows, so two workers may run the same warm start; its trial is told once.
+    # SQLite locks no rows, so two workers may run the same warm start; its trial is reported once.
     assert 4 * 8 - 3 * WARM_STARTS <= found["COMPLETE"] <= 4 * 8
     assert set(found) == {"COMPLETE"}

@@ -1,4 +1,4 @@
-"""What live results say against the twin: only beyond chance, only near, and only what is not common to all."""
+"""Corrections by live results: only beyond chance, only nearby, and only errors not common to all settings."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The controller's search: inside its bounds, corrected by what ran live, honest about what it paid."""
+"""The controller's search: inside its bounds, corrected by live results, with an exact count of simulated steps."""
 
 import pytest
 
@@ -83,7 +83,7 @@ def test_without_a_knob_to_move_there_is_no_search() -> None:
 
 
 @pytest.mark.slow
-def test_policies_bring_their_own_numbers_and_the_plain_order_brings_none() -> None:
+def test_policies_add_their_parameters_and_fcfs_adds_none() -> None:
     found = find(bounds={**WIDE, "order_policy": (0.0, 2.0)}, trials=32)
     orders = {e.setting.order_policy: e.setting for e in found.leaders}
     for order, setting in orders.items():

@@ -59,7 +59,7 @@ def trials_of(server: Server, study: str) -> list[FrozenTrial]:
 
 
 def owner(trial: FrozenTrial) -> int:
-    return int(trial.user_attrs.get("worker", "nobody:0").rpartition(":")[2])
+    return int(trial.user_attrs.get("worker", "none:0").rpartition(":")[2])
 
 
 def kill_in_mid_trial(victim: "subprocess.Popen[str]", server: Server, study: str) -> int:
@@ -95,7 +95,7 @@ def test_of_two_workers_on_one_study_one_is_killed_and_the_other_finishes(server
     first = answered(survivor)
     trials = trials_of(server, "shop")
     abandoned = [trial for trial in trials if trial.state is TrialState.RUNNING]
-    # Beside what bore its name there may be one that it had begun and not yet signed.
+    # Besides the trials with its name there may be one that it had begun but not yet marked.
     left, signed = len(abandoned), [trial for trial in abandoned if owner(trial)]
     assert len(signed) == seen and {owner(trial) for trial in signed} == {victim.pid}
     assert left - seen <= 1 and not any(trial.params for trial in abandoned if trial not in signed)

@@ -1,4 +1,4 @@
-"""An engine that only reads prompts, and which of equals is the plainest."""
+"""An engine that only reads prompts, and the choice of the plainest among equal settings."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def test_answers_of_one_token_are_tuned_for_the_time_to_first_token_alone() -> N
     # The gap target still gives the search another start, so the two need not end in the same place.
     assert both[0].best.attainment == pytest.approx(both[1].best.attainment, abs=0.01)
     assert all(found.best.feasible and found.best.attainment > found.current.attainment + 0.2 for found in both)
-    # Nobody decodes, so nothing asks for a small budget.
+    # No request decodes, so nothing needs a small budget.
     assert all(found.best.setting.step_tokens > CURRENT.step_tokens for found in both)
     silent = constraints_of(both[0].best)
     assert list(silent) == ["ttft-p90-0.3s"]  # to the sampler, too

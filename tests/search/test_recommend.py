@@ -69,7 +69,7 @@ def test_baselines_are_reported_and_random_search_gets_as_many_steps(chat: Recom
     search = {e.setting: e.simulated_steps for e in chat.evaluations if e.role is Role.SEARCH}
     random = {e.setting: e.simulated_steps for e in chat.evaluations if e.role is Role.RANDOM}
     assert chat.trials == 30
-    # A repeat costs nothing, so only what was really simulated counts, on both sides.
+    # A repeat costs nothing, so only simulated steps count, on both sides.
     assert chat.simulated_steps == sum(steps for setting, steps in search.items() if setting not in known)
     assert chat.simulated_steps <= sum(random.values()) <= 1.3 * chat.simulated_steps
 

@@ -1,4 +1,4 @@
-"""The twin's judge: good twins pass, wrong ones do not, small windows say so; constants are found again."""
+"""The twin's judge: good twins pass, wrong ones do not, small windows are reported; constants are recovered."""
 
 from dataclasses import replace
 

@@ -95,7 +95,7 @@ def test_an_edit_of_a_helper_is_seen_although_the_cache_is_warm(tree: Path, tmp_
     assert (back["twin"], back["hits"]) == (19, 1)
 
 
-def test_without_a_home_there_is_no_place_to_keep_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_no_code_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOME", "XDG_CACHE_HOME", "ROOFTUNE_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
 

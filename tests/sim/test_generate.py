@@ -1,4 +1,4 @@
-"""Made traffic: rates, spread, shapes and lengths are what was asked for, and a seed gives them again."""
+"""Synthetic traffic: rates, spread, shapes and lengths are as requested, and a seed reproduces them."""
 
 import argparse
 import json

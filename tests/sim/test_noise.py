@@ -1,4 +1,4 @@
-"""Step noise: drawn from what was measured, the same luck for every setting, and walk and twin still agree."""
+"""Step noise: drawn from measurements, the same luck for every setting, and walk and twin still agree."""
 
 import numpy as np
 import pytest
@@ -76,7 +76,7 @@ def test_slowdowns_recur_by_the_clock_and_leave_the_scatter_alone() -> None:
         inside = start + np.flatnonzero(np.cumsum(modelled[start:]) < 0.08)
         slowed[inside] *= 4.0
     quiet, noise = (noise_from_steps(modelled, steps, seed=3) for steps in (measured, slowed))
-    assert not len(quiet.pace), "scatter of single steps is no slow stretch"
+    assert not len(quiet.pace), "scatter of single steps is not a slowdown"
     assert noise.factors.max(axis=1) == pytest.approx(quiet.factors.max(axis=1), rel=0.1)
     assert noise.factors.mean() == pytest.approx(quiet.factors.mean(), rel=0.02)
     slow = noise.pace[noise.pace > 1.0]

@@ -1,4 +1,4 @@
-"""Slowdowns: found where a machine was slow for a while, not where single steps or whole kinds of them are."""
+"""Slowdowns: found where a machine was slow for a while, not where single steps or whole classes are."""
 
 import numpy as np
 import pytest

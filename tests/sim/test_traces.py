@@ -1,4 +1,4 @@
-"""Readers of good files: what comes out is what stands in them."""
+"""Readers of good files return exactly their content."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -17,7 +17,7 @@ CASES = [
     (HEAD, "header and no requests"),
     ("# rooftune-traffic 1\n", "no header"),
     ("# rooftune-traffic 2\n" + HEAD + "0,1,1\n", "line 1: version is 2, this Rooftune reads 1"),
-    ("# my notes\n" + HEAD + "0,1,1\n", "line 1: '# my notes' is no marker"),
+    ("# my notes\n" + HEAD + "0,1,1\n", "line 1: '# my notes' is not a marker"),
     ("arrival_s,prompt_tokens\n0,1\n", "column output_tokens is missing"),
     ("arrival_s,prompt_tokens,output_tokens,colour\n0,1,1,red\n", "column 'colour' is unknown"),
     ("arrival_s,arrival_s,prompt_tokens,output_tokens\n0,0,1,1\n", "column arrival_s appears 2 times"),

@@ -1,4 +1,4 @@
-"""The twin on small runs whose outcome can be told by hand, and the settings it refuses."""
+"""The twin on small runs whose outcome can be computed by hand, and the settings it refuses."""
 
 import math
 

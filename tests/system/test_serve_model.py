@@ -124,5 +124,5 @@ def test_the_servers_tokenizer_is_the_models(folder: Path) -> None:
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
 
 
-def test_the_commands_sizes_are_those_that_can_be_made() -> None:
+def test_the_commands_sizes_are_the_supported_ones() -> None:
     assert tuple(SHAPES) == SIZES

@@ -16,7 +16,7 @@ Workload = dict[str, Any]
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place where two records part ways."""
+    """The first place where two records differ."""
 
     seed: int
     step: int
@@ -64,7 +64,7 @@ def summary(differences: Iterable[Difference], total: int) -> str:
 
 
 class _Book:
-    """Follows a record: known and computed tokens, who runs and waits. Decides nothing itself."""
+    """Follows a record: known and computed tokens, running and waiting requests. Decides nothing itself."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
@@ -147,7 +147,7 @@ class _Book:
         return seen
 
     def _chunk(self, request: int, tokens: int, eligible: int, last: bool, planned: int) -> set[str]:
-        """Why a request got what it got."""
+        """Why a request got its tokens."""
         seen = set()
         missing = self.known[request] - self.computed[request]
         cap = self.setting["chunk_cap_tokens"]
@@ -167,7 +167,7 @@ class _Book:
         return seen
 
     def _why_waiting(self, eligible: int) -> str:
-        """Why somebody waits although tokens are left and nobody was preempted."""
+        """Why a request waits although tokens are left and none was preempted."""
         engine, active = self.workload["engine"], self.setting["max_active"]
         if active is not None and len(self.running) >= active:
             return "active cap holds back"

@@ -28,7 +28,7 @@ from rooftune.policies.request import (
 from rooftune.policies.step_time import NAMED_MODELS
 
 Workload = dict[str, Any]
-# Read by no budget policy that takes part here.
+# No budget policy used here reads it.
 NO_MODEL = NAMED_MODELS["teaching-lab"]
 
 
@@ -55,7 +55,7 @@ def setting_of(engine: dict[str, Any], knobs: dict[str, Any]) -> Setting:
 
 
 def state_of(workload: Workload) -> State:
-    """Requests, block tables and content keys; nobody has arrived yet."""
+    """Requests, block tables and content keys; no request has arrived yet."""
     engine, requests = workload["engine"], workload["requests"]
     block_size = engine["block_size"]
     rows = [-(-(request["prompt_tokens"] + request["output_tokens"]) // block_size) for request in requests]

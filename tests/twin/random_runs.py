@@ -85,7 +85,7 @@ def make_setting(pick: Pick, least_tokens: int, ceiling_tokens: int, most_runnin
     )
     if pick([1, 1, 1, 0]):
         return any_setting
-    # By chance alone a cap seldom holds somebody back while there is room for those behind.
+    # By chance alone a cap seldom holds a request back while there is room for those behind.
     roomy = any_setting._replace(step_tokens=ceiling_tokens, max_running=most_running, budget_policy=FIXED_BUDGET)
     return roomy._replace(chunk_cap_tokens=16, adaptive_chunk_cap=0, max_partial_prefills=1)
 

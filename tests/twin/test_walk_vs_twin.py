@@ -1,4 +1,4 @@
-"""The compiled twin is the plain walk, only faster: same plans, same instants, same gaps, whatever the run."""
+"""The compiled twin equals the plain walk, only faster: same plans, same instants, same gaps, in every run."""
 
 from collections import Counter
 
@@ -17,11 +17,11 @@ from tests.twin import walk as walk_module
 from tests.twin.random_runs import Run, runs
 from tests.twin.walk import walk
 
-# Too seldom for the short test; told by hand elsewhere.
+# Too rare for the short test; tested by hand elsewhere.
 RARE = {"aged before the others": 5, "refused": 5, "stalled": 5}
 GAP_BOUNDS_S = (0.03, 0.0096)
 
-# Feature -> least runs in which it must have taken effect, or the comparison has not covered it.
+# Feature -> least runs in which it must take effect for the comparison to cover it.
 FEATURES = {
     "planned ahead": 40,
     "attention table": 15,
@@ -120,7 +120,7 @@ def assert_agree(monkeypatch: pytest.MonkeyPatch, examples: int) -> Counter[str]
 
 
 def test_walk_and_compiled_twin_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    # How often each feature occurs is asked of the many runs below: of few, chance decides.
+    # The many runs below check how often each feature occurs: in few runs, chance decides.
     assert assert_agree(monkeypatch, 120).total() > 0
 
 

@@ -1,4 +1,4 @@
-"""The slow walk: the twin's meaning in a page of plain Python, against which the compiled twin is tested.
+"""The slow walk: the twin in a page of plain Python, against which the compiled twin is tested.
 
 Every step is planned by ``plan_step``; nothing is skipped, nothing compiled. Same inputs, same ``RunResult``.
 """

@@ -1,4 +1,4 @@
-"""A hooked vLLM scheduler without a model, turned by hand on a clock of ours; runs inside vLLM's environment.
+"""A hooked vLLM scheduler without a model, stepped by hand on our own clock; runs inside vLLM's environment.
 
     python driver.py plans < runs.jsonl > plans.jsonl      random runs (``hook_runs.py``), one record each
     python driver.py serve                                  one command a line, one answer a line (``DriverEndpoint``)
@@ -109,7 +109,7 @@ class Turned:
 
 
 def drive(run, model):
-    """One random run: its plans, and what the hook wrote down."""
+    """One random run: its plans, and what the hook recorded."""
     turned = Turned(run["engine"], model)
     scheduler, desk = turned.scheduler, turned.hook.desk
     turned.checks = not run["engine"].get("waits")

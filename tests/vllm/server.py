@@ -1,7 +1,7 @@
 """A real vLLM server on a model made on the spot, with or without the plugin; nothing is installed for it.
 
 The plugin is made visible by a folder on PYTHONPATH with the metadata that an installation would have, so that the
-environment stays as it is; where the project is installed, that metadata comes first and says the same.
+environment stays unchanged; where the project is installed, that metadata comes first and is the same.
 """
 
 import os
@@ -28,7 +28,7 @@ START_S = 900.0  # a busy machine: 25 s when it is idle
 TOKEN = "the-tuning-token-0123456789"
 AUTH = {"Authorization": f"Bearer {TOKEN}"}
 
-# Weights large enough that a random model does not repeat one token for ever; float32, so that tokens can be compared.
+# Weights large enough that a random model does not repeat one token forever; float32, so that tokens can be compared.
 MODEL = """
 import sys, torch
 from transformers import LlamaConfig, LlamaForCausalLM

@@ -1,4 +1,4 @@
-"""A budget that is remembered is the one that the policy would give."""
+"""A cached budget is the one that the policy would compute."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The tuning protocol's contract on hooked schedulers of the installed vLLM, and what can be seen only from inside."""
+"""The tuning protocol's contract on hooked schedulers of the installed vLLM, and what is visible only from inside."""
 
 import json
 from collections.abc import Iterator
@@ -94,7 +94,7 @@ def test_a_fault_in_the_hook_switches_it_off_and_vllm_continues(driver: Driver, 
     assert (knobs["budget"], knobs["cap"], knobs["active"]) == (64, 0, 8)
     refused(push(endpoint, step_tokens=20), "outside_envelope")
     endpoint.finish()
-    assert json.loads(driver.ask("knobs"))["left"] == 0, "every request came to its end"
+    assert json.loads(driver.ask("knobs"))["left"] == 0, "every request finished"
 
 
 def test_an_untested_version_is_read_only_with_a_note(driver: Driver) -> None:
@@ -105,7 +105,7 @@ def test_an_untested_version_is_read_only_with_a_note(driver: Driver) -> None:
     assert [breach.broken for breach in breaches] == ["needs_restart"]
     endpoint.load()
     endpoint.finish()
-    assert len(endpoint.requests_after(-1).sequence) == 12, "records are kept all the same"
+    assert len(endpoint.requests_after(-1).sequence) == 12, "records are still kept"
 
 
 def test_a_late_reader_gets_the_number_of_lost_rows(driver: Driver) -> None:

@@ -1,4 +1,4 @@
-"""The hook's desk does what every other does, in fewer instructions; its rows wait for a reader."""
+"""The hook's desk equals the engine's desk, in fewer instructions; its rows wait for a reader."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""The hook's parts that need no vLLM: what it finds out at the start, gaps of many requests from one list, orders."""
+"""The hook's parts that need no vLLM: the probe at start, gaps of many requests from one list, orders."""
 
 import asyncio
 import random
@@ -155,7 +155,7 @@ def test_gaps_cut_from_the_shared_list_match_each_request() -> None:
         if tracks and chance.random() < 0.15:
             ending = tracks.pop(chance.choice(list(tracks)))
             clock.end(ending, ending.request, now_s)
-            assert ending.request is None, "a prompt is not kept until somebody reads"
+            assert ending.request is None, "a prompt is not kept until a read"
         for record in clock.closed(1):
             own = gaps.pop(str(record.prompt_tokens - 10), [])
             assert record.gap_count == len(own) == record.output_tokens - 1 and record.ttft_s == pytest.approx(1.0)
@@ -229,7 +229,7 @@ def test_the_queue_is_sorted_only_on_a_change_and_returns_to_arrival_order() -> 
     assert stand() == "bca"
     waiting.reverse()
     order.sort(waiting, tracks, setting, 4.0)
-    assert stand() == "acb", "nothing was said to have changed, so nothing is sorted"
+    assert stand() == "acb", "no change was reported, so nothing is sorted"
     order.sort(waiting, tracks, setting, 100.5)
     assert stand() == "abc", "the first one has aged"
     order.changed()
@@ -276,7 +276,7 @@ def test_without_token_or_port_there_is_no_route() -> None:
     TuningPlugin({}).attach_router(app)
     assert app.router.routes == []
     TuningPlugin({"ROOFTUNE_TOKEN_FILE": "/no/such/file"}).attach_router(app)
-    assert app.router.routes == [], "and vLLM starts all the same"
+    assert app.router.routes == [], "and vLLM still starts"
 
 
 def test_a_scrape_shows_what_was_read() -> None:
@@ -317,7 +317,7 @@ def test_a_scrape_shows_what_was_read() -> None:
     series = Series()
     registry = CollectorRegistry()
     registry.register(series)
-    assert generate_latest(registry) == b"", "nothing is told before the engine has answered"
+    assert generate_latest(registry) == b"", "nothing is reported before the engine has answered"
     asyncio.run(series.read(ask))
     page = generate_latest(registry).decode()
     for line in (

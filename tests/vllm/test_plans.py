@@ -1,4 +1,4 @@
-"""What a hooked vLLM plans beside what ``plan_step`` plans, on random runs in which knobs are pushed."""
+"""The plans of a hooked vLLM against ``plan_step``, on random runs in which knobs are pushed."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ def ask(python: Path, runs: list[Run]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("orders", "scarce", "share"),
     [
-        # What vLLM cannot be told beforehand: a prefix that the very same step writes, which of several partial
+        # What cannot be set before vLLM plans: a prefix that the same step writes, which of several partial
         # prefills is the newest in a step without KV blocks, unequal chunks under its one cap (order policies).
         pytest.param(False, False, 0.95, id="first come, first served"),
         pytest.param(False, True, 0.85, id="and too few KV blocks"),

@@ -1,4 +1,4 @@
-"""The plugin in a real vLLM server: hot changes, ten thousand pushes under load, reading, who may.
+"""The plugin in a real vLLM server: hot changes, ten thousand pushes under load, reading, access.
 
 ``ROOFTUNE_FULL=1`` takes the whole ten thousand; else a fifth of it. No wall time is asserted anywhere.
 """
@@ -162,7 +162,7 @@ def test_each_knob_is_live_and_changes_no_answer(
             for arrival, ttft, tokens in zip(rows.arrival_s, rows.ttft_s, rows.prompt_tokens, strict=True)
         )
         order = [tokens for _, tokens in firsts]
-        # Whoever had been taken before all were there may be out of place, and equal ones are equal.
+        # Requests admitted before all had arrived may be out of place; equal ones may swap.
         assert order[-2:] == sorted(order)[-2:], order
     check_every_decode_moved(server, at, done)
 

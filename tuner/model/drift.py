@@ -1,8 +1,8 @@
-"""Has the engine become slower or faster than its model? A two-sided CUSUM with a stated rate of false alarms.
+"""Detects that the engine is slower or faster than its model: a two-sided CUSUM with a stated rate of false alarms.
 
 Steps come in windows; each window counts by the median of log(measured / predicted), which outliers cannot move.
 The first windows after a fit teach the level and the spread of these medians, so that steps that resemble their
-neighbours (their noise is not independent) do not ring the bell. Threshold by Siegmund's approximation of the mean
+neighbours (their noise is not independent) raise no alarm. Threshold by Siegmund's approximation of the mean
 run length of a CUSUM on normal increments (Siegmund, Sequential Analysis, 1985).
 """
 
@@ -14,12 +14,12 @@ import numpy as np
 from rooftune.policies.errors import InputError, bad_value
 from rooftune.tuner.model.samples import FloatArray
 
-# Shifts below half a spread are let pass: the allowance of the CUSUM.
+# Shifts below half a spread are ignored: the allowance of the CUSUM.
 ALLOWANCE = 0.5
-# The spread is learned from few windows; this factor keeps the stated rate an upper bound all the same.
+# The spread is learned from few windows; this factor still keeps the stated rate an upper bound.
 LEARNING_MARGIN = 1.4
 MIN_WINDOW_SD = 1e-3
-# A window can be no more than this many spreads: one odd window alone never rings the bell.
+# A window counts for at most this many spreads: one odd window alone never raises an alarm.
 CLIP = 4.0
 
 
@@ -34,7 +34,7 @@ class Drift:
 
 
 def threshold_for(false_alarms_per_window: float) -> float:
-    """CUSUM threshold, in spreads, whose two sides together ring falsely at most this often (0 < rate <= 0.1)."""
+    """CUSUM threshold, in spreads, whose two sides together raise false alarms at most this often (0 < rate <= 0.1)."""
     if not 0.0 < false_alarms_per_window <= 0.1:
         raise bad_value("false alarms per window", false_alarms_per_window, "within (0, 0.1]", "give 0.001 or so")
     wanted = 2.0 / false_alarms_per_window
@@ -48,7 +48,7 @@ def threshold_for(false_alarms_per_window: float) -> float:
 
 
 class DriftAlarm:
-    """Feed it log(measured / predicted) of every step in order of time; it answers when the level has moved.
+    """Takes log(measured / predicted) of every step in order of time; returns an alarm when the level has moved.
 
     window_steps: steps of one window (>= 10); learn_windows: windows that teach level and spread (>= 20);
     false_alarms_per_window: upper bound of the rate of alarms while nothing changes.
@@ -65,7 +65,7 @@ class DriftAlarm:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything (after a refit): the next windows teach again."""
+        """Forget everything (after a refit): the next windows teach the level again."""
         self._pending: FloatArray = np.zeros(0)
         self._learned: list[float] = []
         self._level, self._sd = 0.0, 0.0
@@ -73,7 +73,7 @@ class DriftAlarm:
 
     @property
     def ready(self) -> bool:
-        """Whether level and spread are known; before that it never answers."""
+        """Whether level and spread are known; before that there is no alarm."""
         return len(self._learned) >= self.learn_windows
 
     def add(self, log_residuals: FloatArray) -> Drift | None:

@@ -48,7 +48,7 @@ MAX_REPEATED = 0.2
 SOFTNESS = (0.0, 0.04, 0.08, 0.125, 0.18, 0.25, 0.35, 0.5, 0.7, 1.0)
 _MIDDLE = 0.125
 _ROUGH_ROWS = 600
-# A softness whose deviance exceeds the best by this much a step is not followed further.
+# A softness whose deviance exceeds the best by this much per step is dropped.
 _HOPELESS = 0.03
 
 
@@ -71,7 +71,7 @@ def fit_steps(samples: StepSamples, prior: StepPrior | None = None, start: StepM
 
 
 def _report(evidence: Evidence, residual: FloatArray, silent: tuple[FitCode, ...], leaning: bool) -> StepFit:
-    """silent: what the data alone does not hold; leaning: a prior stood in for it."""
+    """silent: what the data alone does not determine; leaning: a prior stood in for it."""
     samples, best = evidence.columns.samples, evidence.best
     context = float(np.median(samples.context_tokens))
     knee = knee_interval(evidence)
@@ -114,7 +114,7 @@ def _refuse_hopeless(samples: StepSamples) -> None:
     if repeated > MAX_REPEATED:
         raise FitRefused(
             FitCode.COARSE_CLOCK,
-            f"{repeated:.0%} of {len(samples)} steps took the very same time, at most {MAX_REPEATED:.0%} may",
+            f"{repeated:.0%} of {len(samples)} steps took exactly the same time, at most {MAX_REPEATED:.0%} may",
         )
 
 
@@ -129,7 +129,7 @@ def _refuse_contradiction(residual: FloatArray, spread: float) -> None:
     if outliers > MAX_OUTLIERS:
         raise FitRefused(
             FitCode.CONTRADICTORY,
-            f"{outliers:.0%} of {len(residual)} steps lie far from what the others say, at most {MAX_OUTLIERS:.0%} may",
+            f"{outliers:.0%} of {len(residual)} steps lie far from the others, at most {MAX_OUTLIERS:.0%} may",
         )
 
 
@@ -213,10 +213,10 @@ def seen_before(samples: StepSamples) -> npt.NDArray[np.bool_]:
 
 
 def first_steps_cost(samples: StepSamples, model: StepModel) -> float:
-    """How much longer the first step of a size takes than later ones, beside a model fitted to all: 0.2 is 20 %.
+    """How much longer the first step of a size takes than later ones, relative to a model of all: 0.2 is 20 %.
 
     A difference of medians of log(measured / predicted). 0 when it is below DEARER or within STANDARD_ERRORS standard
-    errors, or when there are fewer than LEAST steps of either kind: then nothing speaks for leaving any out.
+    errors, or when there are fewer than LEAST steps of either kind: then there is no reason to leave any out.
     """
     again = seen_before(samples)
     residual = np.log(samples.duration_s / predict(model, samples))

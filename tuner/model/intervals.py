@@ -1,4 +1,4 @@
-"""Intervals of a fit: what the data holds of each coefficient and of the knee, and what it does not."""
+"""Intervals of a fit: what the data determines of each coefficient and of the knee, and what it does not."""
 
 import math
 from collections.abc import Mapping
@@ -23,9 +23,9 @@ WEAK_EVIDENCE = 40.0
 WIDE_LOG = 0.4
 _WALK_FACTOR = 1.12
 _MISFIT_INFLATION = 3.0
-# A formula that is off by this much over whole ranges of tokens describes something else: no knee is read from it.
+# A formula that is off by this much over whole ranges of tokens does not describe the engine: it gives no knee.
 _MISFIT_PATTERN = 0.1
-# A coefficient is unknown when its interval is this much of a typical step.
+# A coefficient is unknown if its interval is this share of a typical step.
 _UNKNOWN_SHARE = 0.5
 # Below a knee steps grow by their requests and their context, and by less than this.
 _GROWTH = 3.0
@@ -65,7 +65,7 @@ class Evidence:
 def coefficient_interval(evidence: Evidence, name: str, knee: Interval) -> Interval:
     """Bounds in the coefficient's unit, over every softness that explains the steps as well.
 
-    Where a side of the knee is open, overhead and floor cannot be told apart and only whole steps bound them.
+    Where a side of the knee is open, overhead and floor cannot be separated and only whole steps bound them.
     """
     cap = _cap(evidence, name)
     mixed = name in ("overhead_s", "floor_s") and not knee.bounded
@@ -100,7 +100,7 @@ def sharpness_interval(evidence: Evidence) -> Interval:
 
 
 def knee_interval(evidence: Evidence) -> Interval:
-    """Of floor / slope at zero context, in tokens; 0 or inf on a side that the data does not hold."""
+    """Of floor / slope at zero context, in tokens; 0 or inf on a side that the data does not bound."""
     if evidence.pattern > _MISFIT_PATTERN:
         return Interval(0.0, math.inf)
     linear = _linear_knee(evidence, 0.0)
@@ -135,7 +135,7 @@ def knee_interval_at(evidence: Evidence, context_tokens: float, at_zero: Interva
     linear = _linear_knee(evidence, context_tokens)
     if linear.bounded and math.log(linear.high / linear.low) <= WIDE_LOG and at_zero.low > 0.0:
         return linear
-    # The context only adds to the knee at zero context, at most its own part.
+    # The context only adds to the knee at zero context, and at most its own part.
     return Interval(at_zero.low, at_zero.high + _linear_knee(evidence, context_tokens, floor_weight=0.0).high)
 
 
@@ -215,9 +215,9 @@ def _walk(evidence: Evidence, down: bool) -> float:
 
 
 def _grew(evidence: Evidence) -> bool:
-    """Whether the longest steps compute for longer than everything else in them takes: they lie above any knee.
+    """Whether computing takes most of the longest steps: then they lie above any knee.
 
-    The slope itself may be open all the same, where long prompts' attention explains the growth as well.
+    The slope itself may still be open, if the attention of long prompts explains the growth as well.
     """
     model, samples = evidence.columns.model(evidence.best.free, evidence.best.softness), evidence.columns.samples
     tokens, time_s = samples.computed_tokens, samples.duration_s
@@ -228,7 +228,7 @@ def _grew(evidence: Evidence) -> bool:
 
 
 def unknowns(evidence: Evidence, knee: Interval, intervals: Mapping[str, Interval]) -> list[FitCode]:
-    """What the steps do not hold, in a fixed order."""
+    """What the steps do not determine, in a fixed order."""
     samples = evidence.columns.samples
     typical = float(np.median(samples.duration_s))
     found = []
@@ -264,7 +264,7 @@ def model_draws(
 ) -> tuple[StepModel, ...]:
     """``count`` models within the 95 % intervals of the coefficients; none when no interval says anything.
 
-    A coefficient without a finite interval stays as it is: nothing is known of how far it could be off. Overhead and
+    A coefficient without a finite interval stays unchanged: its error is unknown. Overhead and
     floor trade against each other in a fit while their sum, the time of a small step, is well known: it is kept.
     """
     known = {

@@ -1,7 +1,7 @@
 """The step-model file (model.json): what ``rooftune fit --out`` writes and ``--step-model`` reads.
 
-One JSON object with ``schema`` and ``version``; the coefficients stand under ``model``, everything else
-says where they came from and how far to trust them. Measured tables that price steps better than the formula stand
+One JSON object with ``schema`` and ``version``; the coefficients are under ``model``, everything else
+says where they came from and how far to trust them. Measured tables that price steps better than the formula are
 under ``tables`` (since version 2; a file of version 1 has none and still loads). Unknown keys at the top are errors,
 so that a typo or a file of a later version never half-loads.
 """
@@ -159,7 +159,7 @@ def load_step_model(name_or_path: str) -> StepModel | StepCost:
     """
     if name_or_path in NAMED_MODELS:
         return NAMED_MODELS[name_or_path]
-    if not os.path.isfile(name_or_path):  # false, too, for a name that is too long for a file
+    if not os.path.isfile(name_or_path):  # also false for a name that is too long for a file
         names = ", ".join(sorted(NAMED_MODELS))
         raise InputError(
             f"step model {name_or_path!r} is neither a file nor one of the names {names}; "

@@ -1,7 +1,7 @@
 """What is known before the first step: the model's size and the card's bandwidth and arithmetic rate.
 
 A step reads every weight once (floor) and spends two floating-point operations per parameter and token (slope).
-The datasheet never holds in full, so the prior is wide and only leads where the data is silent.
+An engine never reaches the datasheet, so the prior is wide and leads only where the data is silent.
 """
 
 import math
@@ -15,7 +15,7 @@ PRECISION_BYTES: dict[str, float] = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8
 
 @dataclass(frozen=True)
 class Card:
-    """One accelerator as its maker states it: memory bandwidth, dense 16-bit and 8-bit FLOP/s, memory size."""
+    """One accelerator by its datasheet: memory bandwidth, dense 16-bit and 8-bit FLOP/s, memory size."""
 
     bandwidth_bytes_per_s: float
     flops_16bit: float
@@ -43,7 +43,7 @@ CARDS: dict[str, Card] = {
 
 @dataclass(frozen=True)
 class StepPrior:
-    """A model and how wide it is meant: standard deviation of the log of each coefficient, inf for no opinion."""
+    """A model and its uncertainty: standard deviation of the log of each coefficient, inf for no opinion."""
 
     model: StepModel
     floor_sd: float = 0.4

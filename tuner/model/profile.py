@@ -1,8 +1,8 @@
-"""A step model from a card's layer profile: what whole steps take, from the times of one layer's kernels.
+"""A step model from a card's layer profile: times of whole steps from the kernel times of one layer.
 
 Dense kernels depend on the tokens of a step, output kernels on its requests, attention on four things at once: prompt
 tokens, the KV entries before them, decodes and the KV entries of each. Kernels run one after another, so times add up:
-every layer's as often as the model has layers, embedding, final norm and output once. Nothing is fitted here, except
+each layer's once per layer of the model; embedding, final norm and output once. Nothing is fitted here, except
 the formula beside the tables (for the knee and for budget policies).
 """
 
@@ -141,7 +141,7 @@ _US = 1e-6
 
 @dataclass(frozen=True)
 class LayerProfile:
-    """Whole steps put together from one layer's times.
+    """Whole steps assembled from one layer's times.
 
     cost: tables for the twin, with the fitted formula. fit: that formula, its intervals and its knee; steps: made
     from the tables, what it was fitted to. formula_mape: its error on other such steps (fraction). layers: of the
@@ -208,8 +208,8 @@ def _padded(base_s: FloatArray, graph_sizes: tuple[int, ...]) -> FloatArray:
 def attention_table(shapes: FloatArray, times_us: FloatArray, layers: int, what: str) -> AttentionTable:
     """The grid of all layers together (s), filled where a profiler leaves cells out.
 
-    No decodes: their context is of no account; no prompt: nor is what stands before it. Decodes with no context cost
-    what they do at the smallest measured. Missing large decode counts are continued along a line. A step of several
+    Without decodes their context does not matter; without a prompt neither does its prefix. Decodes with no context
+    cost the same as at the smallest measured. Missing large decode counts are continued along a line. A step of several
     short chunks has less work than one long chunk: the grid is continued to the work of infinitely short ones.
     """
     axes = [np.unique(column) for column in shapes.T]
@@ -240,7 +240,7 @@ def _continue_decodes(grid: FloatArray, decodes: FloatArray) -> None:
 
 
 def _below_no_prefix(grid: FloatArray, prior: FloatArray, most_tokens: float) -> tuple[FloatArray, FloatArray]:
-    """One more point below no prefix, by the slope over an equally long prefix (short ones drown in noise)."""
+    """One more point below no prefix, by the slope over an equally long prefix (short ones are lost in noise)."""
     reach = max(most_tokens / 2.0, 1.0)
     over = max(int(np.searchsorted(prior, reach)), 1)
     over = min(over, len(prior) - 1)

@@ -38,7 +38,7 @@ class Reservoir:
 
     @property
     def samples(self) -> StepSamples:
-        """The kept steps in the order in which they came."""
+        """The kept steps in the order in which they arrived."""
         return self._samples
 
     def add(self, samples: StepSamples) -> None:
@@ -51,7 +51,7 @@ class Reservoir:
         self._samples, self._keys = merged.select(kept), all_keys[kept]
 
     def clear(self) -> None:
-        """Forget the steps (after a drift alarm); the random stream goes on."""
+        """Forget the steps (after a drift alarm); the random stream continues."""
         self._samples, self._keys, self._seen = join([]), np.zeros(0), {}
 
     def _limit(self) -> int:

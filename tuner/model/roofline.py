@@ -1,4 +1,4 @@
-"""What a fit says: coefficients, intervals, the knee, and in typed codes what the data does not hold."""
+"""The result of a fit: coefficients, intervals, the knee, and typed codes for what the data does not determine."""
 
 import math
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class FitCode(StrEnum):
 
 REMEDIES: dict[FitCode, str] = {
     FitCode.TOO_FEW_STEPS: "collect more steps",
-    FitCode.NO_TOKEN_VARIATION: "every step computed about as many tokens: vary the budget or send probe steps",
+    FitCode.NO_TOKEN_VARIATION: "all steps computed a similar number of tokens: vary the budget or send probe steps",
     FitCode.COARSE_CLOCK: "measure steps with a clock of microseconds, and check that the column is not a constant",
     FitCode.CONTRADICTORY: "equal steps took very different times: check for two engines in one file, a busy machine "
     "or a wrong column",
@@ -40,11 +40,11 @@ REMEDIES: dict[FitCode, str] = {
     "or give a hardware prior (--card, --parameters)",
     FitCode.FLOOR_UNKNOWN: "no flat part is seen: either steps of few tokens are missing (let some small decode-only "
     "steps run, or give a hardware prior: --card, --parameters), or this engine has none, as is usual on a CPU",
-    FitCode.CONTEXT_UNKNOWN: "the context hardly varied apart from the tokens: long conversations show its price",
-    FitCode.ATTENTION_UNKNOWN: "the attention work hardly varied apart from the tokens: long prompts show its price",
-    FitCode.SEQUENCE_UNKNOWN: "the number of requests hardly varied apart from the tokens: mixed steps show its price",
+    FitCode.CONTEXT_UNKNOWN: "the context varied only with the tokens: long conversations show its price",
+    FitCode.ATTENTION_UNKNOWN: "the attention work varied only with the tokens: long prompts show its price",
+    FitCode.SEQUENCE_UNKNOWN: "the number of requests varied only with the tokens: mixed steps show its price",
     FitCode.SHARPNESS_UNKNOWN: "too few steps near the knee to see how sharp it is: probe steps around it",
-    FitCode.MISFIT: "the formula leaves a pattern in the residuals: intervals are widened by it",
+    FitCode.MISFIT: "the formula leaves a pattern in the residuals, so the intervals are wider",
     FitCode.PRIOR_USED: "coefficients lean on the hardware prior where the data is silent",
 }
 
@@ -111,7 +111,7 @@ class StepFit:
         return {name: (interval.low, interval.high) for name, interval in every.items()}
 
     def findings(self) -> tuple[str, ...]:
-        """One line for each code: what is not known and how to find out."""
+        """One line for each code: what is unknown and how to find out."""
         return tuple(f"{code.value}: {REMEDIES[code]}" for code in self.codes)
 
 

@@ -5,8 +5,8 @@
     0.0121,0,8,8,9120,0,0
 
 JSON lines hold the same names as keys, after a first object {"format": "rooftune-steps", "version": 1}. The
-steps of a vLLM sweep (``dur_ms``, ``decode``, ``prefill`` ...) are told by their head and translated here:
-milliseconds become seconds at this border and nowhere else.
+steps of a vLLM sweep (``dur_ms``, ``decode``, ``prefill`` ...) are recognised by their header and translated here:
+milliseconds become seconds here and nowhere else.
 """
 
 import csv
@@ -55,7 +55,7 @@ def _parse_csv(text: str, where: str) -> StepSamples:
         head = next(lines)
         if head and head[0].startswith("#"):
             if ",".join(head).strip() != _MARKER:
-                raise InputError(f"{where} line 1: {head[0]!r} is no marker; write '{_MARKER}' or drop the line")
+                raise InputError(f"{where} line 1: {head[0]!r} is not a marker; write '{_MARKER}' or drop the line")
             head = next(lines)
         names = [name.strip() for name in head]
         sweep = "dur_ms" in names
@@ -96,7 +96,7 @@ def _json_rows(text: str, where: str) -> list[list[float]]:
             continue
         try:
             item = json.loads(line)
-        except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
+        except (ValueError, RecursionError) as error:  # ValueError: also for a number of thousands of digits
             raise InputError(f"{where} line {number} is not JSON: {error}; write one object a line") from error
         if isinstance(item, dict) and "format" in item and not rows:
             if item != {"format": FORMAT, "version": VERSION}:

@@ -21,7 +21,7 @@ class StepSamples:
     """One row a step, every column a float64 array of shape (n,), n >= 0.
 
     duration_s: wall time of the step, above 0, at most an hour.
-    prefill_tokens, decode_tokens: tokens the step really computed, together at least 1.
+    prefill_tokens, decode_tokens: tokens the step actually computed, together at least 1.
     sequences: requests in the step, at least 1 and at most the computed tokens.
     decode_context_tokens, prefill_context_tokens: KV entries read by decodes and by the prefixes of chunks.
     attention_work: sum over prefill chunks of chunk x (already computed + chunk / 2).
@@ -94,7 +94,7 @@ def join(parts: Iterable[StepSamples]) -> StepSamples:
 
 
 def split_alternating(samples: StepSamples, every: int = 5, block: int = 50) -> tuple[StepSamples, StepSamples]:
-    """Fit part and held-out part: of each ``every`` blocks of ``block`` consecutive steps the last is held out.
+    """Fit part and held-out part: the last of each ``every`` blocks of ``block`` consecutive steps is held out.
 
     Blocks, because neighbouring steps are near copies of each other. Raises InputError without a held-out row.
     """

@@ -149,7 +149,7 @@ def column_of(samples: StepSamples, name: str) -> FloatArray:
 
 
 def make_columns(samples: StepSamples) -> Columns:
-    """Columns that vary. One that does not cannot be told from a constant, and its coefficient is left out."""
+    """Columns that vary. One that does not is indistinguishable from a constant, and its coefficient is left out."""
     used = tuple(
         name
         for name in NAMES
@@ -161,7 +161,7 @@ def make_columns(samples: StepSamples) -> Columns:
 
 
 CUTOFF = 6.0
-# No formula holds a step better than this; a smaller spread would turn rounding into evidence.
+# No formula predicts a step better than this; a smaller spread would turn rounding into evidence.
 MIN_SPREAD = 0.01
 
 
@@ -230,7 +230,7 @@ def solve(problem: Problem, start: FloatArray, softness: float, spread: float, i
 
 
 def _bounded_step(hessian: FloatArray, gradient: FloatArray, free: FloatArray, damping: float) -> FloatArray:
-    """Newton step; a coefficient that sits at 0 and is pushed below it stands still."""
+    """Newton step; a coefficient that is at 0 and pushed below it stays there."""
     moving = (free > 0.0) | (gradient > 0.0)
     step = np.zeros_like(free)
     if moving.any():
@@ -267,7 +267,7 @@ _ROUNDS = 4
 def starting_points(columns: Columns, problem: Problem, rows: slice, keep: int = 3) -> list[FloatArray]:
     """The ``keep`` best coefficient vectors (solver's units) among trial knees between the seen token counts.
 
-    Different ones: neighbouring knees that part the steps alike lead to the same line.
+    They differ: neighbouring knees that split the steps alike lead to the same line.
     rows: the rows of the samples that ``problem`` holds.
     """
     tokens = columns.samples.computed_tokens[rows]

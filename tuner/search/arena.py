@@ -1,4 +1,4 @@
-"""Where settings are tried: one traffic, a few replays at a time, each setting once."""
+"""Evaluates settings on one traffic: a few replays at a time, each setting once."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +17,7 @@ from rooftune.tuner.sim.twin import NEVER
 from rooftune.tuner.traffic.reshape import window
 from rooftune.tuner.traffic.workload import Traffic
 
-# Replays release the interpreter, so two run at a time; results come in the order asked, so nothing depends on it.
+# Replays release the interpreter lock, so two run at a time; results keep the order of the request.
 PARALLEL = 2
 
 
@@ -42,7 +42,7 @@ class Arena:
     def run(
         self, wanted: Sequence[tuple[Setting, Role]], tell: Callable[[int], None] = lambda done: None
     ) -> list[Evaluation]:
-        """Evaluate in parallel; tell(done) after each. A setting that is known already costs nothing."""
+        """Evaluate in parallel; tell(done) after each. A known setting costs nothing."""
         fresh = list(dict.fromkeys(setting for setting, _ in wanted if setting not in self._known))
         with ThreadPoolExecutor(PARALLEL) as pool:
             for done, evaluation in enumerate(pool.map(self._evaluate, fresh), start=1):
@@ -63,7 +63,7 @@ APART_S = 50_000.0
 
 
 def slices(traffic: Traffic, share: float, windows: int = WINDOWS) -> Traffic:
-    """About ``share`` (0..1) of the requests in so many windows: the busiest, and others spread evenly over the ranks.
+    """About ``share`` (0..1) of the requests in windows: the busiest, and others spread evenly over the ranks.
 
     Windows are chosen by their tokens, so that a stretch of long prompts counts as busy. Deterministic.
     """

@@ -1,7 +1,7 @@
-"""The twin is judged, not believed: its quantiles beside those observed in a window, with a verdict for each.
+"""Judges the twin: compares its quantiles with those observed in a window, with a verdict for each.
 
-``good`` is what a controller may act on. A quantile that is off by more than the bound is ``not_good`` only when the
-sampling error of the window cannot explain it; otherwise the window is too small to tell. Missing is not zero: a
+A controller may act only on ``good``. A quantile that is off by more than the bound is ``not_good`` only if the
+sampling error of the window cannot explain it; otherwise the window is too small. Missing is not zero: a
 metric without samples is ``too_few``, and the overall verdict is ``good`` only when every metric has a good quantile.
 """
 
@@ -36,11 +36,11 @@ class Observed(StrEnum):
 
 @dataclass(frozen=True)
 class Quality:
-    """What counts as good enough.
+    """The bounds of a good prediction.
 
     bound: largest relative error, above 0. floor_s: differences up to this never count (clock and host jitter).
     quantiles: those compared of every metric, each above 0 and below 1. min_requests: finished requests that a
-    window needs; min_beyond: samples that must lie beyond a quantile for it to be judged.
+    window needs; min_beyond: samples beyond a quantile that a judgement needs.
     """
 
     bound: float = 0.25
@@ -62,8 +62,8 @@ class Quality:
 
 @dataclass(frozen=True)
 class QuantileError:
-    """One quantile. error = predicted / observed - 1 (NaN without samples); low_s, high_s: where the observed one
-    could as well have come out (two standard errors of its rank); samples: observed values of the metric."""
+    """One quantile. error = predicted / observed - 1 (NaN without samples); low_s, high_s: the sampling interval of the
+    observed one (two standard errors of its rank); samples: observed values of the metric."""
 
     metric: Observed
     quantile: float
@@ -78,7 +78,7 @@ class QuantileError:
 
 @dataclass(frozen=True)
 class Calibration:
-    """All quantiles of a window, and what they say together under ``quality``."""
+    """All quantiles of a window, and the overall verdict under ``quality``."""
 
     rows: tuple[QuantileError, ...]
     requests: int
@@ -95,7 +95,7 @@ class Calibration:
 def calibrate(predicted: Sequence[Outcomes], observed: Outcomes, quality: Quality | None = None) -> Calibration:
     """Judge the twin on a window.
 
-    predicted: one replay of the very same requests (same rows) for each seed of the noise; their quantiles are
+    predicted: one replay of the same requests (same rows) for each seed of the noise; their quantiles are
     averaged. Only requests that finished in the window are compared, on both sides. Raises InputError when the rows
     are not the same requests.
     """
@@ -106,7 +106,7 @@ def calibrate(predicted: Sequence[Outcomes], observed: Outcomes, quality: Qualit
         same = len(replay) == len(observed) and np.array_equal(replay.prompt_tokens, observed.prompt_tokens)
         if not same:
             raise InputError(
-                f"the replay holds {len(replay)} requests, the window {len(observed)}, or others; "
+                f"the replay holds {len(replay)} requests, the window {len(observed)}, or different ones; "
                 "replay the window's own requests in their order"
             )
     kept = observed.finished
@@ -116,7 +116,7 @@ def calibrate(predicted: Sequence[Outcomes], observed: Outcomes, quality: Qualit
 
 
 def _overall(rows: Sequence[QuantileError], due: set[Observed]) -> Fidelity:
-    """due: metrics that must be proven (requests of one token have no gaps)."""
+    """due: metrics that must be judged (requests of one token have no gaps)."""
     if any(row.verdict is Fidelity.NOT_GOOD for row in rows):
         return Fidelity.NOT_GOOD
     proven = {row.metric for row in rows if row.verdict is Fidelity.GOOD}

@@ -4,9 +4,9 @@ numba compiles a function but not the plain helpers it calls, so every helper is
 function is rebuilt over globals that name the compiled ones. The disk cache of numba does not notice an
 edit in another file, so the cache folder carries a hash of all sources involved and of the numba version.
 
-Two things keep it cheap. Helpers whose annotations say their types are compiled before their callers, each once: left
+Two things keep it cheap. Helpers with type annotations are compiled before their callers, each once: left
 to itself numba compiles a second copy for every argument that is a constant somewhere. And helpers that run for every
-request of every step are forced into their callers, because a call hands over every array of the state.
+request of every step are inlined into their callers, because a call passes every array of the state.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from typing import Any, get_type_hints
 import numba
 
 PACKAGES = ("rooftune.policies", "rooftune.tuner.sim")
-# What a step does for every running or waiting request. A replay takes half the time with these in place.
+# Called in a step for every running or waiting request. Inlining these halves the time of a replay.
 IN_PLACE = frozenset(
     {
         "_hold_blocks", "_plan", "effective_chunk_cap", "goes_before", "grow", "is_decode", "rank", "tokens_left",
@@ -30,8 +30,8 @@ IN_PLACE = frozenset(
 
 
 def cache_root() -> Path:
-    """Folder for compiled code: ROOFTUNE_CACHE_DIR, else the user's cache folder. A user without a home has a path in
-    which no folder can be made, so that nothing is kept."""
+    """Folder for compiled code: ROOFTUNE_CACHE_DIR, else the user's cache folder. For a user without a home it is a
+    path where no folder can be created, so that nothing is kept."""
     given = os.environ.get("ROOFTUNE_CACHE_DIR")
     if given:
         return Path(given)
@@ -73,13 +73,13 @@ def sources_hash(function: types.FunctionType) -> str:
 
 
 def code_folder(function: Callable[..., Any]) -> Path:
-    """Where the machine code of exactly these sources lies, or will."""
+    """The folder for the machine code of exactly these sources."""
     assert isinstance(function, types.FunctionType)
     return cache_root() / f"twin-{sources_hash(function)}"
 
 
 def holds_code(folder: Path) -> bool:
-    """Whether machine code lies in a ``code_folder``; an unreadable one holds none."""
+    """Whether a ``code_folder`` holds machine code; an unreadable one holds none."""
     try:
         return any(folder.rglob("*.nbc"))
     except OSError:
@@ -89,7 +89,7 @@ def holds_code(folder: Path) -> bool:
 def compiled(function: Callable[..., Any], *, like: Sequence[tuple[Any, ...]] = (), cache: bool = True) -> Any:
     """The compiled twin of a plain function and of all plain helpers of ours that it calls.
 
-    like: one value of each named tuple that helpers take, so that their annotations say all about their types.
+    like: one value of each named tuple that helpers take, to complete their type annotations.
     With ``cache`` the machine code is kept under ``cache_root()``; an unwritable folder only costs the
     compilation.
     """
@@ -111,7 +111,7 @@ def compiled(function: Callable[..., Any], *, like: Sequence[tuple[Any, ...]] = 
 
 
 def _compile_once(helpers: Mapping[int, Any], known: Mapping[type, Any]) -> None:
-    """Compile helpers, callees first, for the types that they are annotated with; others wait for a call."""
+    """Compile helpers, callees first, for their annotated types; the others are compiled on their first call."""
     kinds: dict[Any, Any] = {int: numba.int64, float: numba.float64, bool: numba.boolean, **known}
     for helper in helpers.values():
         plain = helper.py_func
@@ -137,9 +137,9 @@ def _rebound(function: types.FunctionType, done: dict[int, Any]) -> types.Functi
 
 
 def _helper(function: types.FunctionType, done: dict[int, Any]) -> Any:
-    """A compiled helper: linked into its caller, so it needs neither a cache file nor a way in from Python."""
+    """A compiled helper: linked into its caller, so it needs neither a cache file nor a Python entry point."""
     if id(function) not in done:
-        # A helper that makes no array only touches arrays that others own: without reference counts a call is
+        # A helper that creates no array only touches arrays of its callers: without reference counts a call is
         # many times cheaper.
         counted = "empty" in function.__code__.co_names or "_room" in "".join(function.__code__.co_names)
         done[id(function)] = numba.njit(

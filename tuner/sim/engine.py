@@ -1,4 +1,4 @@
-"""What the twin knows of the engine it stands for, and which settings that engine may be given."""
+"""What the twin knows of its engine, and which settings that engine accepts."""
 
 import math
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Engine:
 
 
 def check_setting(setting: Setting, engine: Engine) -> None:
-    """Raise InputError when a setting is outside the boot envelope, makes no sense or would starve decodes."""
+    """Raise InputError when a setting is outside the boot envelope, is invalid or would starve decodes."""
     for name, value in setting._asdict().items():
         if math.isnan(value) or value < 0:
             raise bad_value(name, value, "at least 0", "0 means no limit for every cap")
@@ -64,5 +64,5 @@ def check_setting(setting: Setting, engine: Engine) -> None:
             "budget policy",
             setting.budget_policy,
             f"{FIXED_BUDGET} (fixed) while chunking is off",
-            "a prompt that has to run whole never fits a budget that shrinks: turn chunking on",
+            "a prompt that must run whole never fits a budget that shrinks: turn chunking on",
         )

@@ -2,8 +2,8 @@
 
 ``replay`` is plain code over plain arrays; ``rooftune.tuner.sim.twin`` compiles it together with everything it calls.
 Stretches in which only decodes run and no request can be admitted are not planned step by step: each of their steps
-costs the step-time formula and one addition, the very same additions in the very same order as the slow walk,
-so there is no numerical rule to bound. A stretch ends at an arrival that could be admitted, a change of
+costs the step-time formula and one addition, the same additions in the same order as the slow walk,
+so there is no numerical error to bound. A stretch ends at an arrival that could be admitted, a change of
 setting, a finish, and before KV blocks could run out.
 """
 
@@ -68,7 +68,7 @@ TOTALS = 12
 
 
 class Run(NamedTuple):
-    """What a replay writes, and what it counts.
+    """The output arrays of a replay, and its totals.
 
     times: (n, TIMES), NaN before. gap_over: (n, bounds), gaps of a request above each of gap_bounds_s.
     over: (bounds,) scratch. totals: (TOTALS,). pool_blocks: (1,) KV blocks of the pool.
@@ -210,7 +210,7 @@ def _run_stretch(
             if gap > run.gap_bounds_s[bound]:
                 over[bound] += 1
         steps += 1
-    # The first gap of a request may have begun before this stretch; all later ones are alike for every request.
+    # The first gap of a request may have begun before this stretch; all later ones are equal for every request.
     regular = 0
     for index in range(count):
         request = state.running[index]
@@ -233,7 +233,7 @@ def _run_stretch(
         times[request, LAST_TOKEN_S] = now
         requests[request, COMPUTED] += steps
         requests[request, KNOWN] += steps
-        # A block that is just full needs no other yet, but must be findable from now on: grow sees to both.
+        # A block that is just full needs no other yet, but must be findable from now on: grow handles both.
         if requests[request, COMPUTED] >= requests[request, HELD] * boot.block_tokens:
             grow(state, boot, request, requests[request, COMPUTED])
     gap_values[first_row] = first_end - start
@@ -264,7 +264,7 @@ def _finish_stretch(boot: Boot, state: State, run: Run, now: float) -> int:
 
 
 def _book_step(state: State, run: Run, gap_values: FloatArray, gap_weights: IntArray, start: float, now: float) -> None:
-    """Write down what the planned step, run from ``start`` to ``now``, gave to whom."""
+    """Record what the planned step, run from ``start`` to ``now``, gave to each request."""
     requests, times, totals = state.requests, run.times, run.totals
     gaps = totals[GAP_ROWS]
     regular = 0
@@ -339,7 +339,7 @@ def replay(
     gap_values, gap_weights = np.empty(4096, np.float64), np.empty(4096, np.int64)
     log, log_times = np.empty((64, 3), np.int64), np.empty(64, np.float64)
     arrived, finished, change = 0, 0, 0
-    # seen: until when arrivals are in line for the next plan; one that runs ahead is made as the step before begins.
+    # seen: arrivals up to here are in the queue for the next plan; plan-ahead plans as the previous step begins.
     now, seen = 0.0, 0.0
     setting = setting_from_row(settings[0])
     while finished < total and totals[STEPS] < max_steps:
@@ -364,7 +364,7 @@ def replay(
         if most > 0:
             arrange_running(setting, state)
             count = counters[RUNNING_COUNT]
-            # Only a free place with an empty queue makes an arrival matter.
+            # An arrival matters only if there is a free place and the queue is empty.
             wake_s = next_change_s
             if counters[WAITING_COUNT] == 0 and count < setting.max_running:
                 wake_s = min(next_change_s, next_arrival_s)
@@ -388,7 +388,7 @@ def replay(
                 totals[PREEMPTED] += counters[PREEMPTED_COUNT]
                 continue  # a preemption made room: plan again at once
             if leaving > 0:
-                continue  # so did those who left
+                continue  # so did requests that finished
             now = seen = max(now, min(next_change_s, next_arrival_s))
             if now == np.inf:
                 totals[STALLED] = 1

@@ -1,4 +1,4 @@
-"""Step noise: real steps of equal content differ, and a tail is made of the slow ones.
+"""Step noise: real steps of equal content differ, and the slow ones make the tail.
 
 The twin may multiply the modelled duration of each step by a factor measured on real steps. Which factor a step gets
 depends on its number in the run and on the class of its modelled duration (short steps scatter more than long ones),
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from rooftune.policies.errors import InputError
 from rooftune.policies.request import FloatArray, IntArray
 
-# Cells in which slow times are told.
+# Length of a cell of the pace, in seconds.
 CELL_S = 0.01
 _NO_PACE = np.zeros(0)
 
@@ -25,7 +25,7 @@ class StepNoise(NamedTuple):
 
     edges_s: ascending modelled durations between the classes, shape (classes - 1,).
     factors: factor (> 0) for each class and step number, repeated when a run is longer, shape (classes, draws).
-    pace: how many times as long (> 0) it takes in each cell of ``cell_s`` seconds of the run, repeated; or empty.
+    pace: slowdown factor (> 0) in each cell of ``cell_s`` seconds of the run, repeated; or empty.
     """
 
     edges_s: FloatArray
@@ -63,14 +63,14 @@ def with_noise(noise: StepNoise, step: int, start_s: float, duration_s: float) -
 
 BoolArray = npt.NDArray[np.bool_]
 
-# Steps of this much measured time together, and longer than expected by this factor, are one.
+# Steps with this much measured time together, longer than expected by this factor, are a slowdown.
 LEAST_S, LEAST_FACTOR = 0.1, 1.5
-# The path repeats after so many cells (5.5 minutes).
+# The pace repeats after this many cells (5.5 minutes).
 CELLS = 1 << 15
 
 
 class Slowdown(NamedTuple):
-    """lasted_s: seconds by the clock. factor: how many times as long as expected its steps took, above 1."""
+    """lasted_s: seconds by the clock. factor: measured over expected duration of its steps, above 1."""
 
     lasted_s: float
     factor: float
@@ -79,8 +79,8 @@ class Slowdown(NamedTuple):
 def find_slowdowns(expected_s: FloatArray, measured_s: FloatArray) -> tuple[list[Slowdown], BoolArray]:
     """Slowdowns of a run and which steps were in one, shape (n,).
 
-    expected_s, measured_s: durations of the same steps in order of time, above 0, shape (n,). Time between steps counts
-    for nothing: what the machine did then is unknown.
+    expected_s, measured_s: durations of the same steps in order of time, above 0, shape (n,). Time between steps is
+    ignored: what the machine did then is unknown.
     """
     count = len(measured_s)
     work_s, clock_s = _running_sum(expected_s), _running_sum(measured_s)
@@ -92,7 +92,7 @@ def find_slowdowns(expected_s: FloatArray, measured_s: FloatArray) -> tuple[list
     inside = np.zeros(count, dtype=np.bool_)
     for begun in np.flatnonzero(slowed):
         inside[begun : after[begun]] = True
-    # It goes on while steps are slow, and at its ends a window reaches into steps that were as quick as ever.
+    # It lasts while steps are slow; at its ends a window reaches into steps of normal speed.
     slow = measured_s > 0.5 * (1.0 + LEAST_FACTOR) * expected_s
     found = []
     for first, last in _stretches(inside | slow):
@@ -108,9 +108,9 @@ def find_slowdowns(expected_s: FloatArray, measured_s: FloatArray) -> tuple[list
 
 
 def pace_of(slowdowns: list[Slowdown], seen_s: float, seed: int) -> FloatArray:
-    """How many times as long the machine takes in each cell of ``CELL_S`` seconds, shape (CELLS,); empty without any.
+    """The machine's slowdown factor in each cell of ``CELL_S`` seconds, shape (CELLS,); empty without slowdowns.
 
-    Each slowdown comes back at random instants (Poisson) as often as it was seen: once in ``seen_s`` seconds of steps.
+    Each slowdown recurs at random instants (Poisson) as often as it was seen: once in ``seen_s`` seconds of steps.
     """
     if not slowdowns:
         return np.zeros(0)
@@ -143,7 +143,7 @@ def noise_from_steps(
     """Noise drawn from the residuals of real steps.
 
     modelled_s, measured_s: durations of the same steps in order of time, above 0, shape (n,). seed: which draws.
-    classes: at most so many classes of modelled duration, of equal log width, each with at least 20 steps.
+    classes: most classes of modelled duration, of equal log width, each with at least 20 steps.
     Every class has the same mean factor, that of all time measured to all time modelled outside slowdowns: a robust fit
     leaves out the slow steps and this puts them back, while the few steps of a rare size cannot shift a level.
     Raises InputError when there are too few steps or a duration is not above 0.
@@ -164,7 +164,7 @@ def noise_from_steps(
 
 
 def _expected(modelled_s: FloatArray, measured_s: FloatArray, classes: int) -> FloatArray:
-    """What a step of its class takes in the middle: no class that the model misjudges is one long slowdown."""
+    """The median step of its class, so that a class the model misjudges does not become one long slowdown."""
     _, row = _classed(modelled_s, classes)
     ratio = measured_s / modelled_s
     expected_s = np.empty(len(modelled_s))
@@ -181,7 +181,7 @@ def _scatter(
     edges_s, row = _classed(modelled_s, classes)
     ratio = measured_s / modelled_s
     level = float(measured_s.sum() / modelled_s.sum())
-    # One uniform number a step, the same for every class: whatever a setting makes of step k, its luck is the same.
+    # One uniform number per step, the same for every class: under any setting step k has the same luck.
     luck = np.random.default_rng(seed).random(draws)
     factors = np.empty((len(edges_s) + 1, draws))
     for index in range(len(edges_s) + 1):

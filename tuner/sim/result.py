@@ -1,4 +1,4 @@
-"""What one replay came to: instants per request, the exact distribution of gaps, and the run's totals."""
+"""The result of one replay: instants per request, the exact distribution of gaps, and the run's totals."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class RunResult:
 
     gap_values_s, gap_weights: the exact distribution of all gaps. span_s: first arrival to last finish.
     steps: steps run; skipped_steps: of these, not planned one by one. refused: requests that could never fit the
-    KV pool. stalled: True when requests were left that could not go on. log, log_times_s: (step, request, tokens)
+    KV pool. stalled: True if some requests could not continue. log, log_times_s: (step, request, tokens)
     of everything planned and the step's end, only when asked for.
     """
 

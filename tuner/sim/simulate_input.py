@@ -92,7 +92,7 @@ class SimulateInput(Part):
         return Slo(self.targets, self.overrides, objective="goodput" if self.targets else "tokens_per_s")
 
     def settings(self) -> tuple[Setting, tuple[Change, ...]]:
-        """The first setting and the changes, in order of time. Raises InputError for an unknown or odd knob."""
+        """The first setting and the changes, in order of time. Raises InputError for an unknown or invalid knob."""
         changes = tuple(Change(change.at_s, self._setting(change.setting, "changes")) for change in self.changes)
         if list(changes) != sorted(changes, key=lambda change: change.at_s):
             raise InputError("changes must stand in order of at_s; sort them")

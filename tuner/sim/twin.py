@@ -36,7 +36,7 @@ NEVER = 1 << 62
 
 @dataclass(frozen=True)
 class Change:
-    """A setting that holds from the first step that starts at or after ``at_s``."""
+    """A setting, in force from the first step that starts at or after ``at_s``."""
 
     at_s: float
     setting: Setting
@@ -119,8 +119,8 @@ def simulate(
     """Replay ``traffic`` under ``setting``, and under ``changes`` from their instants on.
 
     gap_bounds_s: bounds for which gaps above are counted per request. skip: False plans every single step.
-    keep_log: keep (step, request, tokens) of everything planned. max_steps: give up after so many steps.
-    noise: factors on the duration of each step; budget policies and order policies still expect the model's.
+    keep_log: keep (step, request, tokens) of everything planned. max_steps: stop after this many steps.
+    noise: factors on the duration of each step; budget and order policies still use the model's.
     Raises InputError for a setting outside the envelope.
     """
     for wanted in (setting, *(change.setting for change in changes)):

@@ -6,8 +6,8 @@ CSV, one request a line in order of arrival:
     arrival_s,prompt_tokens,output_tokens,cached_tokens,tenant
     0.0,1020,129,0,default
 
-The first line is written always and may be left out in a file made by hand (it then counts as version 1).
-``cached_tokens`` (default 0) and ``tenant`` (default "default") may be left out. JSON lines hold the same names as
+The first line is always written; a file made by hand may omit it (it then counts as version 1).
+``cached_tokens`` (default 0) and ``tenant`` (default "default") are optional. JSON lines hold the same names as
 keys; their marker is a first object ``{"format": "rooftune-traffic", "version": 1}``. Known prompt content is
 the optional column ``prefix_keys``: whole numbers with spaces between them (JSON: a list), one for each leading
 ``prefix_span_tokens`` prompt tokens, a number that then stands in the marker (``# rooftune-traffic 1
@@ -48,7 +48,7 @@ def parse_csv(text: str, where: str, *, sort: bool = False) -> Traffic:
         match = _MARKER.fullmatch(first)
         if match is None:
             raise InputError(
-                f"{where} line 1: {shown(first)} is no marker; write '# {FORMAT} {VERSION}' or drop the line"
+                f"{where} line 1: {shown(first)} is not a marker; write '# {FORMAT} {VERSION}' or drop the line"
             )
         _check_version(int(match[1]), where)
         span_tokens, skip_lines = int(match[2] or 0), 1
@@ -109,7 +109,7 @@ def write_traffic(path: str | Path, traffic: Traffic) -> None:
 
 
 def in_order_of_arrival(table: Table, column: str, arrival_s: FloatArray, sort: bool) -> tuple[Table, FloatArray]:
-    """Table and arrivals as they are when the arrivals ascend (repeated times are legal); else sorted stably.
+    """Table and arrivals unchanged if the arrivals ascend (repeated times are legal), else sorted stably.
 
     Raises InputError at the first line that goes back in time, unless ``sort`` allows the sorting.
     """

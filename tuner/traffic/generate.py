@@ -1,6 +1,6 @@
-"""Made traffic: arrivals of three shapes, lengths drawn from request classes. Same seed, same requests.
+"""Synthetic traffic: arrivals of three shapes, lengths drawn from request classes. Same seed, same requests.
 
-There is one random generator for each purpose (arrivals, classes, the lengths of each class), so that a change
+Each purpose (arrivals, classes, the lengths of each class) has its own random generator, so that a change
 of one leaves the others as they were: the same arrivals with other lengths, the same chats with other documents.
 """
 
@@ -27,7 +27,7 @@ def _check_tokens(what: str, value: float) -> None:
 
 
 def _whole(values: FloatArray) -> IntArray:
-    """Rounded to the nearest token and held within 1..MAX_TOKENS_PER_REQUEST."""
+    """Rounded to the nearest token and clamped to 1..MAX_TOKENS_PER_REQUEST."""
     return np.clip(np.rint(values), 1, MAX_TOKENS_PER_REQUEST).astype(np.int64)
 
 
@@ -92,11 +92,11 @@ class LogNormal:
 
 @dataclass(frozen=True, eq=False)
 class RequestClass:
-    """A kind of request: how often, how long, whose, and how much of its prompt the prefix cache holds.
+    """A kind of request: its share, lengths and tenant, and how much of its prompt the prefix cache holds.
 
     share: probability of the class, above 0 and at most 1; the shares of a mix add up to 1.
     pairs: prompt and output lengths drawn together, arrays of equal shape (k,); they replace ``prompt`` and
-    ``output`` and keep what long prompts and short answers have to do with each other.
+    ``output`` and keep the correlation between the two.
     cached_share: cached_tokens = min(floor(cached_share * prompt), prompt - 1), 0..1.
     """
 
@@ -113,7 +113,7 @@ class RequestClass:
         if not 0.0 <= self.cached_share <= 1.0:
             raise bad_value("cached share", self.cached_share, "within 0..1", "0 means nothing is cached")
         if self.pairs is not None and (len(self.pairs[0]) == 0 or len(self.pairs[0]) != len(self.pairs[1])):
-            raise InputError("prompt and output lengths must be as many as each other, at least one; check the file")
+            raise InputError("prompt and output lengths must come in pairs, at least one; check the file")
 
     def sample(self, rng: np.random.Generator, n: int) -> tuple[IntArray, IntArray]:
         """n prompt and n output lengths, shape (n,) each."""
@@ -223,7 +223,7 @@ def generate(
     """Requests within 0..span_s seconds.
 
     classes: shares that add up to 1; seed: 0..2**63 - 1. Raises InputError when a value is out of range, when more
-    than MAX_REQUESTS would come, or when chance made none.
+    than MAX_REQUESTS would arrive, or when none do by chance.
     """
     if not 0 <= seed <= MAX_SEED:
         raise bad_value("seed", seed, f"within 0..{MAX_SEED}", "0 is fine")
@@ -289,7 +289,7 @@ def _renewals(rng: np.random.Generator, rate_rps: float, cv: float, span_s: floa
     while reached_s <= span_s:
         n = int(1.1 * expected) + 100
         drawn += n
-        # Bursts may put many more requests into the span than its mean.
+        # Bursts may put far more requests into the span than its mean.
         if drawn > 4 * MAX_REQUESTS:
             raise bad_value("requests drawn", drawn, f"at most {4 * MAX_REQUESTS}", "lower the rate, span or variation")
         gaps_s = rng.gamma(1.0 / cv**2, cv**2 / rate_rps, size=n)

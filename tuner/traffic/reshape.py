@@ -1,4 +1,4 @@
-"""The same requests at other times: another rate, a burst, a window. Deterministic, nothing is invented."""
+"""The same requests at other times: another rate, a burst, a window. Deterministic; adds no requests."""
 
 import math
 from dataclasses import dataclass, replace
@@ -41,7 +41,7 @@ class Burst:
 
 
 def scale_rate(traffic: Traffic, factor: float) -> Traffic:
-    """``factor`` times as many requests a second: arrival times divided by it. Raises InputError."""
+    """``factor`` times the requests per second: arrival times divided by it. Raises InputError."""
     if not math.isfinite(factor) or not 1.0 / MAX_RATE_SCALE <= factor <= MAX_RATE_SCALE:
         raise bad_value("rate scale", factor, f"within {1 / MAX_RATE_SCALE:g}..{MAX_RATE_SCALE:g}", "1 leaves the rate")
     if factor == 1.0:
@@ -50,11 +50,11 @@ def scale_rate(traffic: Traffic, factor: float) -> Traffic:
 
 
 def add_burst(traffic: Traffic, burst: Burst) -> Traffic:
-    """The same requests with the arrivals of one window pressed together.
+    """The same requests with the arrivals of one window compressed.
 
-    From the start of the burst on, ``factor * length_s`` seconds of traffic pass in ``length_s`` seconds; what
-    follows keeps its own gaps and comes ``(factor - 1) * length_s`` seconds earlier. So no request is invented,
-    doubled or dropped (prefix content and tenants stay true), and the load after the burst is unchanged.
+    From the start of the burst on, ``factor * length_s`` seconds of traffic pass in ``length_s`` seconds;
+    later requests keep their gaps and arrive ``(factor - 1) * length_s`` seconds earlier. So no request is added,
+    duplicated or dropped (prefix content and tenants stay correct), and the load after the burst is unchanged.
     Raises InputError when the burst begins at or after the last arrival, where it would change nothing.
     """
     first, last = float(traffic.arrival_s[0]), float(traffic.arrival_s[-1])
@@ -68,7 +68,7 @@ def add_burst(traffic: Traffic, burst: Burst) -> Traffic:
     inside = since_start <= burst.factor * burst.length_s
     moved = np.where(inside, since_start / burst.factor, since_start - (burst.factor - 1.0) * burst.length_s)
     arrival_s: FloatArray = np.where(since_start <= 0, traffic.arrival_s, start_s + moved)
-    # Where the two pieces meet, rounding may turn the order of neighbours by one bit.
+    # Where the two pieces meet, rounding by one bit may swap neighbours.
     arrival_s = np.maximum.accumulate(arrival_s)
     label = f"{traffic.name} with {burst.factor:g}x burst at {start_s:g} s for {burst.length_s:g} s"
     return replace(traffic, arrival_s=arrival_s, name=label)

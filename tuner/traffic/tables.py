@@ -44,7 +44,7 @@ class Table:
 
 
 def csv_table(text: str, where: str, required: Sequence[str], optional: Sequence[str], skip_lines: int = 0) -> Table:
-    """Read a CSV with a header. ``skip_lines`` physical lines at the top are not looked at.
+    """Read a CSV with a header. It skips ``skip_lines`` physical lines at the top.
 
     Raises InputError for a missing, unknown or repeated column, a ragged row, broken quoting, or no rows.
     """
@@ -78,7 +78,7 @@ def csv_table(text: str, where: str, required: Sequence[str], optional: Sequence
 
 
 def json_rows(text: str, where: str) -> tuple[list[dict[str, object]], list[int]]:
-    """One JSON object a line, with the line numbers; blank lines are passed over.
+    """One JSON object per line, with the line numbers; skips blank lines.
 
     Raises InputError for broken JSON, anything but an object, repeated keys, NaN and Infinity.
     """

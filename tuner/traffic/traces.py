@@ -1,10 +1,10 @@
-"""Readers of public trace formats, and the one door ``load_traffic`` for every kind of traffic file.
+"""Readers of public trace formats, and ``load_traffic``, the entry point for every kind of traffic file.
 
 - ``azure``: CSV of the Azure LLM inference traces, TIMESTAMP,ContextTokens,GeneratedTokens
   (https://github.com/Azure/AzurePublicDataset); times count from the first request.
 - ``mooncake``: JSON lines of the Mooncake traces, timestamp (ms), input_length, output_length, hash_ids
   (https://github.com/kvcache-ai/Mooncake); each id names 512 tokens of prompt together with all before them.
-- ``csv``, ``jsonl``: the general traffic file, see ``traffic_file``.
+- ``csv``, ``jsonl``: the general traffic file, see ``file.py``.
 - Lengths files hold prompt and output lengths without times; they feed the generator (``load_lengths``).
 """
 
@@ -31,7 +31,7 @@ MAX_TIMESTAMP_MS = 1e15
 # Names of a lengths file: Sarathi-Serve's, and ours.
 LENGTH_COLUMNS = {"num_prefill_tokens": "num_decode_tokens", "prompt_tokens": "output_tokens"}
 
-# Years that fit nanoseconds in 64 bits; numpy wraps others silently.
+# Years whose nanoseconds fit 64 bits; numpy wraps others silently.
 _TIMESTAMP = re.compile(
     r"(?:19|20)[0-9]{2}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?(?:\+00:00|Z)?"
 )
@@ -63,8 +63,8 @@ def _parse(text: str, where: str, format: str, sort: bool) -> Traffic:
 def load_lengths(path: str | Path) -> tuple[IntArray, IntArray]:
     """Prompt and output lengths (tokens, at least 1, shape (n,) each) of a CSV without arrival times.
 
-    Read are the columns num_prefill_tokens and num_decode_tokens, or prompt_tokens and output_tokens; derived
-    columns of the first kind (num_total_tokens, pd_ratio) are passed over. Raises InputError.
+    It reads the columns num_prefill_tokens and num_decode_tokens, or prompt_tokens and output_tokens; derived
+    columns of the first kind (num_total_tokens, pd_ratio) are ignored. Raises InputError.
     """
     text = read_text(path)
     header = _header(text)
@@ -84,7 +84,7 @@ def _header(text: str) -> list[str]:
 
 
 def _kind_of(text: str, where: str) -> str:
-    """The format by the first line: azure, csv, or json (which of the two says the first object)."""
+    """The format by the first line: azure, csv, or json (its first object says which of the two)."""
     if text.lstrip()[0] in "{[":
         return "json"
     header = _header(text)
@@ -92,7 +92,7 @@ def _kind_of(text: str, where: str) -> str:
         return "azure"
     if "num_prefill_tokens" in header:
         raise InputError(
-            f"{where} holds lengths without arrival times; make traffic of it: rooftune generate --lengths {where}"
+            f"{where} holds lengths without arrival times; make traffic from it: rooftune generate --lengths {where}"
         )
     return "csv"
 

@@ -229,7 +229,7 @@ class Actor:
         if view.standing.holder is Holder.OURS:
             return True
         allowed = self._book.memory.shadow_s >= self._options.limits.min_shadow_s
-        return view.standing.holder is Holder.NOBODY and allowed and not (view.paused or view.deploying)
+        return view.standing.holder is Holder.NONE and allowed and not (view.paused or view.deploying)
 
     def _request(self, view: CycleView, before: Setting, after: Setting, why: str) -> wire.PushRequest:
         return push_request(

@@ -217,7 +217,7 @@ def waiting_at(window: Window, at_s: float) -> int:
 
 
 class Holder(StrEnum):
-    NOBODY = "nobody"
+    NONE = "nobody"
     OURS = "ours"
     OTHER = "other"
 
@@ -245,7 +245,7 @@ def stand(state: wire.State, actor: str, memory: Memory) -> Standing:
     """What the engine says of what the memory holds."""
     setting, trial = setting_in_force(state), memory.trial
     if state.lease is None or state.lease.actor != actor:
-        holder = Holder.NOBODY if state.lease is None else Holder.OTHER
+        holder = Holder.NONE if state.lease is None else Holder.OTHER
         return Standing(holder, None, None, False, trial)
     if trial is not None and trial.boot_id == state.boot_id and _is(setting, trial.after):
         return Standing(Holder.OURS, trial, None, False, None)
