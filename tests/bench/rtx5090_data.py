@@ -70,16 +70,16 @@ def _run(path: Path, line: int, row: dict[str, str]) -> Served:
         load = Load(model, int(row["configured_prompt_tokens"]), int(row["configured_output_tokens"]), rate_rps, phases)
         budget = ADAPTIVE if row["config_name"].startswith("ppas") else int(row["max_num_batched_tokens"])
         served = Served(load, budget, int(row["seed"]), tuple(float(row[name]) for name in METRICS))
-        said = (int(row["num_requests"]), int(row["peak_arrivals_1s"]))
+        stated = (int(row["num_requests"]), int(row["peak_arrivals_1s"]))
     except (KeyError, ValueError) as error:
         raise InputError(f"{path} line {line} is not a run ({error!r}); give the file unchanged") from error
     if not all(value > 0.0 for value in served.values):
         raise bad_value(f"{path} line {line}: latencies", min(served.values), "above 0", "give the file unchanged")
     at_s = arrivals(phases, served.seed)
-    if (len(at_s), busiest_second(at_s)) != said:
+    if (len(at_s), busiest_second(at_s)) != stated:
         raise bad_value(
             f"{path} line {line}: requests and busiest second",
-            said,
+            stated,
             f"{len(at_s), busiest_second(at_s)}",
             "its traffic is not what its seed makes",
         )

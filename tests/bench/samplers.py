@@ -80,7 +80,7 @@ def compare(traffic: Traffic, knobs: frozenset[str], seeds: int, steps: int) -> 
 def bench(short: bool) -> Iterator[Figure]:
     """good_share of each mix, knobs and sampler; trials; then each sampler's mean share of the best, and ask_ms."""
     shares: dict[tuple[str, str], list[float]] = {}
-    asked: dict[str, list[float]] = {}
+    ask_times_ms: dict[str, list[float]] = {}
     for name in (GIANTS,) if short else (SHOP, BURSTS, GIANTS):
         traffic = mix(name, 100.0 if short else 600.0)
         for label, knobs in KNOBS.items():
@@ -89,10 +89,10 @@ def bench(short: bool) -> Iterator[Figure]:
             for sampler, each in found.items():
                 share = mean(one.share for one in each)
                 shares.setdefault((label, sampler), []).append(share / best)
-                asked.setdefault(sampler, []).append(1e3 * mean(one.asking_s / one.trials for one in each))
+                ask_times_ms.setdefault(sampler, []).append(1e3 * mean(one.asking_s / one.trials for one in each))
                 yield Figure(f"good_share: {name}: {label}: {sampler}", share, "share", best)
                 yield Figure(f"trials: {name}: {label}: {sampler}", mean(one.trials for one in each), "trials")
     for (label, sampler), each_share in shares.items():
         yield Figure(f"share_of_best: {label}: {sampler}", mean(each_share), "ratio", 1.0)
-    for sampler, each_ms in asked.items():
+    for sampler, each_ms in ask_times_ms.items():
         yield Figure(f"ask_ms: {sampler}", mean(each_ms), "ms")

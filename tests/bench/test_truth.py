@@ -40,7 +40,7 @@ def test_a_place_becomes_its_figure(place: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "said"),
+    ("place", "message"),
     [
         ("one-bench:no_such:pct", "prints no figure 'no_such'"),
         ("other:error:pct", "bench 'other'"),
@@ -48,8 +48,8 @@ def test_a_place_becomes_its_figure(place: str, shown: str) -> None:
         ("one-bench:wrong:basepct", "has no baseline"),
     ],
 )
-def test_a_figure_that_no_bench_prints_ends_the_run(place: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_a_figure_that_no_bench_prints_ends_the_run(place: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         page(FIGURES, f"[[{place}]]")
 
 

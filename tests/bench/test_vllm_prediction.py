@@ -98,14 +98,14 @@ def traffic() -> Traffic:
 
 
 @pytest.fixture(scope="module")
-def told(traffic: Traffic) -> tuple[StepRows, RequestRows]:
+def twin_rows(traffic: Traffic) -> tuple[StepRows, RequestRows]:
     return rows_of(simulate(traffic, ENGINE, SETTING, MODEL, keep_log=True), traffic)
 
 
-def test_figures_from_rows_are_those_of_the_run(traffic: Traffic, told: tuple[StepRows, RequestRows]) -> None:
+def test_figures_from_rows_are_those_of_the_run(traffic: Traffic, twin_rows: tuple[StepRows, RequestRows]) -> None:
     """Gaps follow exactly from the steps alone."""
     ran = simulate(traffic, ENGINE, SETTING, MODEL).outcomes
-    measured = outcomes(*told)
+    measured = outcomes(*twin_rows)
     assert measured.gap_weights.sum() == ran.gap_weights.sum()
     for q in (0.2, 0.5, 0.8, 0.9, 0.95, 1.0):
         expected = weighted_quantile(ran.gap_values_s, ran.gap_weights, q)
@@ -116,8 +116,8 @@ def test_figures_from_rows_are_those_of_the_run(traffic: Traffic, told: tuple[St
     assert again.arrival_s.tolist() == traffic.arrival_s.tolist()
 
 
-def test_rows_that_do_not_add_up_are_refused(told: tuple[StepRows, RequestRows]) -> None:
-    steps, requests = told
+def test_rows_that_do_not_add_up_are_refused(twin_rows: tuple[StepRows, RequestRows]) -> None:
+    steps, requests = twin_rows
     kept = np.ones(len(steps), dtype=np.bool_)
     kept[np.flatnonzero(steps.decode_tokens)[5]] = False
     with pytest.raises(RefusedError, match="rows are missing"):
@@ -128,8 +128,8 @@ def test_rows_that_do_not_add_up_are_refused(told: tuple[StepRows, RequestRows])
         outcomes(steps, replace(requests, ended=ended))
 
 
-def test_a_step_follows_if_a_request_of_the_previous_one_continues(told: tuple[StepRows, RequestRows]) -> None:
-    steps, requests = told
+def test_a_step_follows_if_a_request_of_the_previous_one_continues(twin_rows: tuple[StepRows, RequestRows]) -> None:
+    steps, requests = twin_rows
     idle = steps.start_s[1:] > steps.end_s[:-1] + 1e-9
     assert idle.any() and not idle.all()
     found = follows(steps, requests)
@@ -140,11 +140,11 @@ def test_a_step_follows_if_a_request_of_the_previous_one_continues(told: tuple[S
     assert (of_steps.end_s[:-1] <= of_steps.start_s[1:]).all() and len(of_requests.arrival_s) == len(requests)
 
 
-def test_one_budget_predicts_the_others(traffic: Traffic, told: tuple[StepRows, RequestRows]) -> None:
+def test_one_budget_predicts_the_others(traffic: Traffic, twin_rows: tuple[StepRows, RequestRows]) -> None:
     """Without scatter and without time outside the step a prediction is nearly exact."""
-    twin = learn(*told, seeds=2)
+    twin = learn(*twin_rows, seeds=2)
     assert twin.outside.before_s < 1e-6 and twin.outside.host_s < 1e-6
-    assert step_mape(twin, join([told[0].samples()])) < 0.01
+    assert step_mape(twin, join([twin_rows[0].samples()])) < 0.01
     for setting in (Setting(128, max_running=64), Setting(2048, chunk_cap_tokens=256, max_running=64)):
         truth = figures_of(simulate(traffic, ENGINE, setting, MODEL).outcomes)
         rows = list(judged("x", predictions(twin, traffic, ENGINE, setting), [truth]))

@@ -65,8 +65,8 @@ def test_parsed_runs_match_the_sweeps_own_summary(shared_data: Path) -> None:
     found = cases()
     assert len(found) == 12 and sum(len(runs) for runs in found.values()) == 16
     figures = figures_of(outcomes_of(FITTED_RUN))
-    said = {"gap_p95": 50.1, "gap_p99": 68.4, "longest_gap_p99": 83.1, "ttft_p50": 112.4, "ttft_p95": 963.0}
-    assert {name: 1e3 * figures[name] for name in said} == pytest.approx(said, rel=0.01)
+    stated = {"gap_p95": 50.1, "gap_p99": 68.4, "longest_gap_p99": 83.1, "ttft_p50": 112.4, "ttft_p95": 963.0}
+    assert {name: 1e3 * figures[name] for name in stated} == pytest.approx(stated, rel=0.01)
     assert (figures["good_s1"], figures["good_s2"]) == pytest.approx((39.6, 82.5), abs=0.1)
 
 

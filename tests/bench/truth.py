@@ -127,14 +127,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--from", dest="folder", type=Path, help="a folder of NAME.jsonl instead of running the benches"
     )
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        figures = run_benches() if asked.folder is None else read_figures(asked.folder)
+        figures = run_benches() if options.folder is None else read_figures(options.folder)
         text = page(figures, PAGE.read_text(encoding="utf-8"))
     except RooftuneError as error:
         print(f"truth: {error}", file=sys.stderr)
         return 2
-    asked.out.write_text(text, encoding="utf-8")
+    options.out.write_text(text, encoding="utf-8")
     return 0
 
 

@@ -108,9 +108,9 @@ def test_a_bench_without_its_data_is_skipped_with_a_message_unless_named(
     points = {name: EntryPoint(name, f"{__name__}:{name}", BENCH_GROUP) for name in ("far", "quick")}
     monkeypatch.setattr(bench, "_benches", lambda: points)
     assert main(["bench", "--json"]) == 0
-    said = capsys.readouterr()
-    assert [json.loads(line)["name"] for line in said.out.splitlines()] == ["quick_s", "quick_steps"]
-    assert "bench far: passed over" in said.err
+    output = capsys.readouterr()
+    assert [json.loads(line)["name"] for line in output.out.splitlines()] == ["quick_s", "quick_steps"]
+    assert "bench far: passed over" in output.err
     assert main(["bench", "far"]) == 2
 
 

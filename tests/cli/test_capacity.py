@@ -24,13 +24,13 @@ def test_names_the_rate_the_broken_target_the_bottleneck_and_the_remedy(
     mix: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert rooftune(*_words(mix, *TARGETS, "--step-tokens", "768", "--quiet")) == 0
-    said = capsys.readouterr()
-    assert said.err == ""
-    assert said.out.startswith("Carries ")
-    assert "token budget 768 tokens" in said.out and "(given)" in said.out
+    output = capsys.readouterr()
+    assert output.err == ""
+    assert output.out.startswith("Carries ")
+    assert "token budget 768 tokens" in output.out and "(given)" in output.out
     for label in ("rate", "breaks", "full", "next", "trust"):
-        assert f"\n  {label} " in said.out
-    assert all(len(line) <= 101 for line in said.out.splitlines())
+        assert f"\n  {label} " in output.out
+    assert all(len(line) <= 101 for line in output.out.splitlines())
 
 
 def test_json_is_one_record_and_capacity_does_not_depend_on_the_files_rate(
@@ -53,9 +53,9 @@ def test_json_is_one_record_and_capacity_does_not_depend_on_the_files_rate(
 @pytest.mark.slow
 def test_searches_when_no_setting_is_given(mix: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rooftune(*_words(mix, *TARGETS, "--trials", "8", "--json")) == 0
-    said = capsys.readouterr()
-    assert json.loads(said.out)["searched"] is True
-    assert "capacity" in said.err
+    output = capsys.readouterr()
+    assert json.loads(output.out)["searched"] is True
+    assert "capacity" in output.err
 
 
 def test_no_feasible_rate_is_exit_1(mix: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,5 +80,5 @@ def test_bad_flag_is_one_line(
     mix: Path, more: tuple[str, ...], needed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert rooftune(*_words(mix, *more), "--quiet") == 2
-    said = capsys.readouterr()
-    assert said.out == "" and needed in said.err and said.err.count("\n") == 1
+    output = capsys.readouterr()
+    assert output.out == "" and needed in output.err and output.err.count("\n") == 1

@@ -157,7 +157,7 @@ def pages(kind: type[wire.Message], **columns: Any) -> Script:
 @contextmanager
 def engine(first: wire.State, steps: Callable[[int], Script] | None = None) -> Iterator[str]:
     def step_page(connection: socket.socket) -> None:
-        after = int(server.asked[-1][0].partition("after=")[2].split(" ")[0])
+        after = int(server.received[-1][0].partition("after=")[2].split(" ")[0])
         (steps(after) if steps else pages(wire.StepColumns, after=after, next=after))(connection)
 
     refused = wire.Refusal(code="conflict_revision", revision=0, message="no")

@@ -25,8 +25,8 @@ class Ask:
 
     def __call__(self, *words: str) -> tuple[int, str]:
         code = main(["envelope", *words], POINTS)
-        said = self._capsys.readouterr()
-        return code, said.out + said.err
+        output = self._capsys.readouterr()
+        return code, output.out + output.err
 
     def json(self, *words: str) -> tuple[int, dict[str, Any]]:
         code, text = self(*words, "--json")
@@ -106,7 +106,7 @@ def test_an_old_version_lacks_the_flag_and_a_multimodal_item_must_fit(ask: Ask) 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "output"),
     [
         (("--vllm", "newest", "--model-tokens", "8192", "--card-memory", "24GiB"), "'newest'"),
         (("--vllm", "0.32.0", "--model-tokens", "8192"), "--card-memory is missing"),
@@ -120,6 +120,6 @@ def test_an_old_version_lacks_the_flag_and_a_multimodal_item_must_fit(ask: Ask) 
         ((*RTX4090, "--want", "8192", "--boot", "2048:1", "--model-config", "/no/such"), "cannot be read"),
     ],
 )
-def test_bad_input_is_one_line_and_2(ask: Ask, words: tuple[str, ...], said: str) -> None:
+def test_bad_input_is_one_line_and_2(ask: Ask, words: tuple[str, ...], output: str) -> None:
     code, text = ask(*words)
-    assert code == 2 and said in text and text.count("\n") == 1, text
+    assert code == 2 and output in text and text.count("\n") == 1, text

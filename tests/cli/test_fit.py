@@ -146,8 +146,8 @@ def test_costlier_first_steps_of_a_size_are_left_out_with_a_message(
 )
 def test_a_missing_path_is_one_line(given: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert fit(*given) == 2
-    said = capsys.readouterr().err
-    assert len(said.splitlines()) == 1 and "Errno" not in said and given[1] in said
+    output = capsys.readouterr().err
+    assert len(output.splitlines()) == 1 and "Errno" not in output and given[1] in output
 
 
 def test_if_one_file_cannot_be_written_neither_is(
@@ -158,6 +158,6 @@ def test_if_one_file_cannot_be_written_neither_is(
     bad = (tmp_path / "none" / "x.svg", tmp_path / ("x" * 300), tmp_path / "steps.csv.gz" / "x.svg")
     for plot in (tmp_path, pipe, *bad):
         assert fit("--steps", steps, "--out", str(out), "--plot", str(plot)) == 2
-        said = capsys.readouterr().err
-        assert "--plot" in said and "cannot be written" in said and said.count("\n") == 1 and not out.exists()
+        output = capsys.readouterr().err
+        assert "--plot" in output and "cannot be written" in output and output.count("\n") == 1 and not out.exists()
     assert fit("--steps", steps, "--out", "") == 2

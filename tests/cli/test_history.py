@@ -35,8 +35,8 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_history_golden(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rooftune("history", "--state", folder) == 0
-    said = capsys.readouterr().out
-    assert [line.split() for line in said.splitlines()] == [line.split() for line in HISTORY.splitlines()]
+    output = capsys.readouterr().out
+    assert [line.split() for line in output.splitlines()] == [line.split() for line in HISTORY.splitlines()]
 
 
 def test_the_history_as_json_holds_whole_records(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,7 +89,7 @@ def test_explain_a_cycle(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "output"),
     [
         (("explain", "99"), 1, "there is no cycle 99 in"),
         (
@@ -102,11 +102,11 @@ def test_explain_a_cycle(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     ],
 )
 def test_a_missing_folder_or_cycle_is_one_line(
-    folder: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int, said: str
+    folder: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int, output: str
 ) -> None:
     assert rooftune(*words, "--state", folder) == code
     found = capsys.readouterr()
-    assert found.out == "" and said in found.err and found.err.count("\n") == 1
+    assert found.out == "" and output in found.err and found.err.count("\n") == 1
 
 
 def test_the_folder_comes_from_flag_configuration_environment_or_default(

@@ -65,9 +65,9 @@ def test_outcome_becomes_code_and_one_line(
 ) -> None:
     monkeypatch.delenv("ROOFTUNE_TRACE", raising=False)
     assert main(["fake", what], POINTS) == code
-    said = capsys.readouterr().err
-    assert words in said
-    assert said.count("\n") == (1 if words else 0)
+    output = capsys.readouterr().err
+    assert words in output
+    assert output.count("\n") == (1 if words else 0)
 
 
 def test_trace_shows_where_a_defect_arose(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,9 +185,9 @@ def test_extra_follows_the_side_of_the_command(library: str, module: str, extra:
 
 def test_a_wrong_flag_is_one_line_that_names_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--no-such-flag"]) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1
-    assert "--no-such-flag" in said.err and "rooftune bench --help" in said.err
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.count("\n") == 1
+    assert "--no-such-flag" in output.err and "rooftune bench --help" in output.err
 
 
 def test_the_extra_of_the_server_is_named_for_what_only_the_server_needs() -> None:
@@ -251,10 +251,10 @@ def test_generated_traffic_is_summarised_like_a_report(tmp_path: Path, capsys: p
     path = tmp_path / "mix.csv"
     words = ["--rate", "3", "--span", "60s", "--long", "1/30:60000-100000", "--seed", "2", "--json"]
     assert main(["generate", *words, "--out", str(path)]) == 0
-    said = json.loads(capsys.readouterr().out)
+    output = json.loads(capsys.readouterr().out)
     part = traffic_part(load_traffic(path), ())
     for name in ("prompt_p50_tokens", "prompt_p99_tokens", "output_p50_tokens", "output_p99_tokens"):
-        assert said[name] == getattr(part, name), name
+        assert output[name] == getattr(part, name), name
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", EXIT_INTERRUPTED)])

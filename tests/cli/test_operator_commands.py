@@ -112,12 +112,12 @@ def test_an_unfulfilled_revert_names_the_way_without_a_controller(
 def test_a_revert_at_the_engine_needs_no_controller_and_blocks(token: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with scripted(message(TAKEN)) as engine:
         assert rooftune("revert", "--engine", engine.url, "--token-file", token, "--reason", "bad night") == 0
-        head, body = engine.asked[0]
+        head, body = engine.received[0]
         assert head.startswith("DELETE /tuning/v1/lease ") and engine.header("Authorization") == f"Bearer {TOKEN}"
         sent = wire.parse(wire.RevertRequest, body)
         assert sent.block and sent.reason == "bad night" and sent.actor.startswith("operator/")
-    said = capsys.readouterr().out
-    assert "boot setting in force from step 7" in said and f"rooftune resume --engine {engine.url}" in said
+    output = capsys.readouterr().out
+    assert "boot setting in force from step 7" in output and f"rooftune resume --engine {engine.url}" in output
 
 
 def test_a_resume_at_the_engine(
@@ -126,7 +126,7 @@ def test_a_resume_at_the_engine(
     monkeypatch.setenv("ROOFTUNE_ENGINE_TOKEN_FILE", str(token))
     with scripted(message(TAKEN)) as engine:
         assert rooftune("resume", "--engine", engine.url) == 0
-        assert engine.asked[0][0].startswith("POST /tuning/v1/resume ")
+        assert engine.received[0][0].startswith("POST /tuning/v1/resume ")
         assert engine.header("Authorization") == f"Bearer {TOKEN}"
     assert "pushes are allowed again" in capsys.readouterr().out
 
@@ -141,7 +141,7 @@ def test_without_a_controller_a_configuration_is_enough(
         with StateFile.visit(tmp_path / "s") as state:  # blocked, but there is nothing left to do at the engine
             assert operator.read(state).blocked and operator.pending(state) == (None, None)
         assert rooftune("resume", "--config", config) == 0
-        assert [head.split()[0] for head, _ in engine.asked] == ["DELETE", "POST"]
+        assert [head.split()[0] for head, _ in engine.received] == ["DELETE", "POST"]
     with StateFile.visit(tmp_path / "s") as state:
         assert not operator.read(state).blocked and operator.pending(state) == (None, None)
 
@@ -161,7 +161,7 @@ def test_a_resume_after_a_pending_revert_is_done_after_it(
 
 
 @pytest.mark.parametrize(
-    ("script", "code", "said"),
+    ("script", "code", "output"),
     [
         (message(refusal("clock_unreadable"), 503), 1, "refused (clock_unreadable)"),
         (answer(401, b"{}"), 3, "token"),
@@ -169,12 +169,12 @@ def test_a_resume_after_a_pending_revert_is_done_after_it(
     ],
 )
 def test_an_engine_that_refuses_is_reported(
-    script: Script, code: int, said: str, capsys: pytest.CaptureFixture[str]
+    script: Script, code: int, output: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with scripted(script) as engine:
         assert rooftune("revert", "--engine", engine.url) == code
     err = capsys.readouterr().err
-    assert said in err and err.count("\n") == 1
+    assert output in err and err.count("\n") == 1
 
 
 # --- over a controller's pages --------------------------------------------------------------------
@@ -200,8 +200,8 @@ def test_pause_resume_and_revert_work_over_http(
     assert operator.read(running).blocked
     capsys.readouterr()
     assert rooftune("status", "--face", url) == 0
-    said = capsys.readouterr().out
-    assert "runs, reads its engine" in said and "knee" in said and "200 tokens (180 to 230)" in said
+    output = capsys.readouterr().out
+    assert "runs, reads its engine" in output and "knee" in output and "200 tokens (180 to 230)" in output
     assert rooftune("status", "--face", url, "--json") == 0
     assert json.loads(capsys.readouterr().out)["last"]["number"] == 3
 
@@ -252,8 +252,8 @@ def test_a_page_that_drips_forever_is_one_line(
 
     with scripted(drip) as server:
         assert rooftune("status", "--face", server.url) == 3
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "timed out after 0.4 s" in said
+    output = capsys.readouterr().err
+    assert output.count("\n") == 1 and "timed out after 0.4 s" in output
 
 
 def test_an_address_with_a_password_is_refused_without_showing_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,9 +49,11 @@ def test_an_empty_cache_is_not_compiled(tmp_path: Path, monkeypatch: pytest.Monk
     assert not twin_is_compiled()
 
 
-@pytest.mark.parametrize(("place", "said"), [("fresh", COMPILING), ("file/x", "every time: {}/file cannot be written")])
+@pytest.mark.parametrize(
+    ("place", "printed"), [("fresh", COMPILING), ("file/x", "every time: {}/file cannot be written")]
+)
 def test_code_compiled_every_time_is_not_reported_as_cached(
-    place: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, printed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "fresh").mkdir()
@@ -60,4 +62,4 @@ def test_code_compiled_every_time_is_not_reported_as_cached(
     monkeypatch.setattr(progress, "simulate", lambda *_: None)
     stream = io.StringIO()
     warm_twin(Progress(stream, quiet=False))
-    assert said.format(tmp_path) in stream.getvalue()
+    assert printed.format(tmp_path) in stream.getvalue()

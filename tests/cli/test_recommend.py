@@ -28,20 +28,20 @@ def _words(traffic: Path, *more: object) -> tuple[object, ...]:
 
 def test_recommends_prints_and_writes(mix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rooftune(*_words(mix, *TARGETS, "--out", tmp_path / "report")) == 0
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     assert {path.name for path in (tmp_path / "report").iterdir()} == NAMES
     record = record_from_json((tmp_path / "report" / "report.json").read_text(), "report.json")
     assert record.verdict == "change"
     assert record.best.attainment is not None and record.current.attainment is not None
     assert record.best.attainment > record.current.attainment
-    assert f"--max-num-scheduled-tokens {record.best.setting['step_tokens']}" in said.out
-    assert "assumed, not measured" in said.out
-    assert f"{record.best.attainment * 100:.1f} %" in said.out
+    assert f"--max-num-scheduled-tokens {record.best.setting['step_tokens']}" in output.out
+    assert "assumed, not measured" in output.out
+    assert f"{record.best.attainment * 100:.1f} %" in output.out
     assert {"tenant", "prompt length"} <= {group.dimension for group in record.groups}
     assert sum(g.requests for g in record.groups if g.dimension == "tenant") == record.traffic.requests == 400
     assert record.engine.sources["kv_tokens"] == record.current_source == "assumed"
     # Progress goes to standard error only, never to standard output.
-    assert "search" in said.err and "search 6/6" not in said.out
+    assert "search" in output.err and "search 6/6" not in output.out
     # The files come from the record alone.
     for name, text in report_files(record).items():
         assert (tmp_path / "report" / name).read_text() == text
@@ -50,10 +50,10 @@ def test_recommends_prints_and_writes(mix: Path, tmp_path: Path, capsys: pytest.
 def test_json_is_the_record_and_nothing_else(mix: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ("--current-budget", "1024", "--current-cap", "128", "--kv-tokens", "300000", "--seed", "3")
     code = rooftune(*_words(mix, *TARGETS, *given, "--rate-scale", "1.5x", "--json", "--quiet"))
-    said = capsys.readouterr()
-    record = record_from_json(said.out, "stdout")
+    output = capsys.readouterr()
+    record = record_from_json(output.out, "stdout")
     assert code == (1 if record.verdict == "infeasible" else 0)
-    assert said.err == ""
+    assert output.err == ""
     assert record.current.setting["step_tokens"] == 1024
     assert record.current.setting["chunk_cap_tokens"] == 128
     assert record.current_source == record.engine.sources["kv_tokens"] == "given"
@@ -111,11 +111,11 @@ BAD_FILES = {
 def _refused(words: tuple[object, ...], out: Path, capsys: pytest.CaptureFixture[str], *needed: str) -> None:
     before = sorted(out.parent.rglob("*"))
     assert rooftune(*words, "--out", out, "--quiet") == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1, said.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.count("\n") == 1, output.err
     for word in needed:
-        assert word in said.err
+        assert word in output.err
     assert sorted(out.parent.rglob("*")) == before
 
 
@@ -220,8 +220,8 @@ def test_trials_are_kept_in_the_storage(mix: Path, tmp_path: Path, capsys: pytes
 
 def test_unreachable_storage_is_exit_3(mix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rooftune(*_words(mix, *TARGETS, "--storage", f"sqlite:///{tmp_path}/no/trials.db", "--quiet")) == 3
-    said = capsys.readouterr()
-    assert said.out == "" and "does not answer" in said.err and said.err.count("\n") == 1
+    output = capsys.readouterr()
+    assert output.out == "" and "does not answer" in output.err and output.err.count("\n") == 1
 
 
 def test_a_file_that_is_not_a_database_is_refused_and_left_unchanged(tmp_path: Path) -> None:

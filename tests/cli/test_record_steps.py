@@ -44,7 +44,7 @@ def test_recorded_steps_become_a_file_for_fit(
     assert steps.prefill_tokens.tolist() == list(range(1, 31)) and steps.decode_tokens.tolist() == [2.0] * 30
     assert steps.attention_work.tolist() == [number * 10.0 for number in range(30)]
     assert "30 steps of 3 to 32 tokens" in capsys.readouterr().out
-    assert not any(name not in ("state", "steps", "requests") for name in port.asked)
+    assert not any(name not in ("state", "steps", "requests") for name in port.received)
 
 
 def test_steps_recorded_during_the_read_are_kept_and_overwritten_ones_counted() -> None:

@@ -14,7 +14,7 @@ import pytest
 from rooftune.policies.commands import COMMAND_GROUP
 from rooftune.tuner.cli.main import main
 from rooftune.tuner.replay.result_file import ReplayResult, read_result
-from tests.replay.stub import DONE, Asked, begin, plain, stub_server, token, usage, whole
+from tests.replay.stub import DONE, Received, begin, plain, stub_server, token, usage, whole
 
 POINTS = {"replay": EntryPoint("replay", "rooftune.tuner.cli.replay:COMMAND", COMMAND_GROUP)}
 HEAD = "arrival_s,prompt_tokens,output_tokens,tenant\n"
@@ -46,7 +46,7 @@ def test_exact_tokens_are_sent_in_order_and_judged(
 ) -> None:
     with stub_server() as stub:
         result = replayed(tmp_path, stub.url + "/v1/", "--traffic", small, "--ttft-p99", "60s", "--vocab", 50)
-    bodies = sorted((one.body for one in stub.asked), key=lambda body: len(body["prompt"]))
+    bodies = sorted((one.body for one in stub.received), key=lambda body: len(body["prompt"]))
     assert [(len(body["prompt"]), body["max_tokens"]) for body in bodies] == [(20 + at, 1 + at) for at in range(6)]
     for body in bodies:
         assert body["ignore_eos"] is True and body["stream"] is True and body["model"] == "stub"
@@ -64,7 +64,7 @@ def test_exact_tokens_are_sent_in_order_and_judged(
 
 @pytest.mark.slow
 def test_the_long_gap_is_where_the_server_made_it(tmp_path: Path) -> None:
-    async def pausing(one: Asked, writer: asyncio.StreamWriter) -> None:
+    async def pausing(one: Received, writer: asyncio.StreamWriter) -> None:
         await begin(writer)
         for at in range(6):
             await asyncio.sleep(0.8 if at == 4 else 0.005)
@@ -87,7 +87,7 @@ def test_equal_prefix_keys_are_equal_token_prefixes_on_the_wire(tmp_path: Path) 
     )
     with stub_server() as stub:
         replayed(tmp_path, stub.url, "--traffic", path)
-    a, b, c = sorted((one.body["prompt"] for one in stub.asked), key=len)
+    a, b, c = sorted((one.body["prompt"] for one in stub.received), key=len)
     assert a[:16] == b[:16] and a[16:] != b[16:20] and a[:8] == c[:8] and a[8:16] != c[8:16]
 
 
@@ -96,16 +96,16 @@ def test_one_seed_sends_the_same_prompts_and_no_seed_new_ones(small: Path, tmp_p
     prompts = []
     with stub_server() as stub:
         for words in (("--seed", 4), ("--seed", 4), (), ()):
-            before = len(stub.asked)
+            before = len(stub.received)
             replayed(tmp_path, stub.url, "--traffic", small, *words)
-            prompts.append(sorted(one.body["prompt"] for one in stub.asked[before:]))
+            prompts.append(sorted(one.body["prompt"] for one in stub.received[before:]))
     assert prompts[0] == prompts[1] and prompts[0] != prompts[2] != prompts[3]
 
 
 def test_a_refused_request_is_a_failure_with_its_reason_and_is_not_sent_again(
     small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def every_second(one: Asked, writer: asyncio.StreamWriter) -> None:
+    async def every_second(one: Received, writer: asyncio.StreamWriter) -> None:
         if len(one.body["prompt"]) % 2:
             await plain(writer, 429, {"error": {"message": "queue full"}})
         else:
@@ -113,7 +113,7 @@ def test_a_refused_request_is_a_failure_with_its_reason_and_is_not_sent_again(
 
     with stub_server(every_second) as stub:
         result = replayed(tmp_path, stub.url, "--traffic", small, "--ttft-p50", "60s")
-    assert len(stub.asked) == 6
+    assert len(stub.received) == 6
     assert result.failures == {"http_429": 3}
     assert {row.detail for row in result.requests if row.failure} == {"queue full"}
     (side,) = result.verdicts
@@ -124,7 +124,7 @@ def test_a_refused_request_is_a_failure_with_its_reason_and_is_not_sent_again(
 def test_no_complete_answer_is_exit_1_and_still_written(
     small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def half(one: Asked, writer: asyncio.StreamWriter) -> None:
+    async def half(one: Received, writer: asyncio.StreamWriter) -> None:
         await begin(writer)
         writer.write(token())
 
@@ -139,7 +139,7 @@ def test_no_complete_answer_is_exit_1_and_still_written(
 def test_an_interruption_writes_partial_results(
     number: signal.Signals, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def first_only(one: Asked, writer: asyncio.StreamWriter) -> None:
+    async def first_only(one: Received, writer: asyncio.StreamWriter) -> None:
         if len(one.body["prompt"]) == 5:
             await whole(one, writer)
             return
@@ -170,7 +170,7 @@ def test_unreachable_is_exit_3_and_a_wrong_key_exit_1_in_one_line(
         assert replay("--url", f"http://127.0.0.1:{taken.getsockname()[1]}", "--traffic", small) == 3
     assert capsys.readouterr().err.count("\n") == 1
 
-    async def closed(one: Asked, writer: asyncio.StreamWriter) -> None:
+    async def closed(one: Received, writer: asyncio.StreamWriter) -> None:
         await plain(writer, 401, {"error": {"message": "who are you"}})
 
     with stub_server(closed) as stub:  # only the completions are guarded
@@ -179,7 +179,7 @@ def test_unreachable_is_exit_3_and_a_wrong_key_exit_1_in_one_line(
     assert shown.count("\n") == 1 and "who are you" in shown and "--api-key-file" in shown
     with stub_server(models=(401, {})) as stub:
         assert replay("--url", stub.url, "--traffic", small, "--quiet") == 1
-    assert "--api-key-file" in capsys.readouterr().err and stub.asked == []
+    assert "--api-key-file" in capsys.readouterr().err and stub.received == []
     (tmp_path / "key").write_text("")
     assert replay("--url", stub.url, "--traffic", small, "--api-key-file", tmp_path / "key") == 2
     assert "is empty; give the secret of --api-key-file in one line" in capsys.readouterr().err
@@ -189,7 +189,7 @@ def test_the_key_goes_to_the_server_and_not_into_the_file(small: Path, tmp_path:
     (tmp_path / "key").write_text("\nsk-very-secret \n")
     with stub_server() as stub:
         replayed(tmp_path, stub.url, "--traffic", small, "--api-key-file", tmp_path / "key")
-    assert {one.headers["authorization"] for one in stub.asked} == {"Bearer sk-very-secret"}
+    assert {one.headers["authorization"] for one in stub.received} == {"Bearer sk-very-secret"}
     assert "secret" not in (tmp_path / "r.json").read_text()
 
 
@@ -198,18 +198,18 @@ def test_a_preset_small_and_fast(tmp_path: Path, capsys: pytest.CaptureFixture[s
         words = ("--preset", "real-ratio", "--rate", 20, "--span", "1s", "--rate-scale", 4, "--length-scale", 0.001)
         assert replay("--url", stub.url, *words, "--json", "--quiet") == 0
     values = json.loads(capsys.readouterr().out)
-    assert values["traffic"]["requests"] == len(stub.asked) > 5 and values["traffic"]["span_s"] < 0.3
+    assert values["traffic"]["requests"] == len(stub.received) > 5 and values["traffic"]["span_s"] < 0.3
     assert values["verdicts"][0]["failed"] == 0 and "requests" not in values
     # Another run sends the same arrivals and lengths, so that two settings can be compared, with other content.
-    first = sorted(one.body["prompt"] for one in stub.asked)
+    first = sorted(one.body["prompt"] for one in stub.received)
     with stub_server() as stub:
         assert replay("--url", stub.url, *words, "--json", "--quiet") == 0
-    second = sorted(one.body["prompt"] for one in stub.asked)
+    second = sorted(one.body["prompt"] for one in stub.received)
     assert sorted(map(len, first)) == sorted(map(len, second)) and first != second
 
 
 def test_early_stops_and_too_long_requests_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    async def one_token(one: Asked, writer: asyncio.StreamWriter) -> None:
+    async def one_token(one: Received, writer: asyncio.StreamWriter) -> None:
         await begin(writer)
         writer.write(token("stop") + DONE)
 
@@ -228,7 +228,7 @@ def test_without_a_model_list_the_name_must_be_given(
         assert replay("--url", stub.url, "--traffic", small) == 2
         assert "--model" in capsys.readouterr().err
         result = replayed(tmp_path, stub.url, "--traffic", small, "--model", "mine")
-    assert result.model == "mine" and result.vocab_tokens == 1000 and stub.asked[0].body["model"] == "mine"
+    assert result.model == "mine" and result.vocab_tokens == 1000 and stub.received[0].body["model"] == "mine"
 
 
 BAD = [

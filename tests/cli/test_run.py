@@ -27,16 +27,16 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def _refused(capsys: pytest.CaptureFixture[str], *words: object, code: int = 2) -> str:
     assert rooftune("run", *words) == code
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1
-    return said.err
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.count("\n") == 1
+    return output.err
 
 
 def test_a_bad_configuration_is_one_line_and_code_2_and_leaves_nothing_behind(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "rooftune.yaml"
-    for text, said in (
+    for text, output in (
         ("engine: {url: 'http://h:1'}\nmode: fast\n", f"rooftune: {config}:2: mode is 'fast', must be one of"),
         ("engine: {url: 'http://h:1'}\ncadence: {lease_s: 20s}\n", "cadence.lease_s is 20.0, must be at least 45"),
         ("engine: {url: 'http://h:1'}\nsped: 1\n", "unknown key sped"),
@@ -46,7 +46,7 @@ def test_a_bad_configuration_is_one_line_and_code_2_and_leaves_nothing_behind(
         ("engine: {url: 'http://h:1'}\nstate: rooftune.yaml\n", "which is a file"),
     ):
         config.write_text(text)
-        assert said in _refused(capsys, "--config", config)
+        assert output in _refused(capsys, "--config", config)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["rooftune.yaml"]
 
 
@@ -67,16 +67,16 @@ def test_bad_flags_name_themselves(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_check_prints_what_would_run_and_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rooftune("run", "--engine", NO_ENGINE, "--profile", "chat", "--mode", "live", "--check") == 0
-    said = capsys.readouterr().out
-    assert said.startswith("the configuration is good\n")
-    assert "mode live" in said and "targets: chat" in said
+    output = capsys.readouterr().out
+    assert output.startswith("the configuration is good\n")
+    assert "mode live" in output and "targets: chat" in output
     assert list(tmp_path.iterdir()) == []
 
 
 def test_print_schema_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert rooftune("run", "--print-schema") == 0
-    said = capsys.readouterr().out
-    assert said == json_schema() and json.loads(said)["title"] == "rooftune.yaml"
+    output = capsys.readouterr().out
+    assert output == json_schema() and json.loads(output)["title"] == "rooftune.yaml"
 
 
 def test_flags_reach_the_controller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -103,8 +103,8 @@ def test_one_cycle_without_an_engine_holds_and_is_recorded(tmp_path: Path, capsy
     assert rooftune("run", "--engine", NO_ENGINE, "--once", "--listen", "127.0.0.1:0", "--state", "s") == 0
     capsys.readouterr()
     assert rooftune("explain", "--state", "s") == 0
-    said = capsys.readouterr().out
-    assert said.count("\n") == 5 and "the engine did not answer" in said
+    output = capsys.readouterr().out
+    assert output.count("\n") == 5 and "the engine did not answer" in output
     assert rooftune("history", "--state", "s", "--json") == 0
     (cycle,) = json.loads(capsys.readouterr().out)["cycles"]
     assert (cycle["number"], cycle["action"], cycle["reason"], cycle["mode"]) == (1, "hold", "unreachable", "shadow")

@@ -16,9 +16,9 @@ def mix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _json(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
     assert rooftune(*words, "--json", "--quiet") == 0
-    said = capsys.readouterr()
-    assert said.err == ""
-    values: dict[str, Any] = json.loads(said.out)
+    output = capsys.readouterr()
+    assert output.err == ""
+    values: dict[str, Any] = json.loads(output.out)
     assert values["schema"] == "rooftune.replays"
     return values
 
@@ -29,9 +29,9 @@ def _base(command: str, traffic: Path) -> tuple[object, ...]:
 
 def test_table_has_quantiles_share_and_steps(mix: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rooftune(*_base("simulate", mix), "--gap-p99", "30ms", "--step-tokens", "512", "--quiet") == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for word in ("TTFT p50 / p95 / p99", "gap p50 / p99", "requests that meet every target", "steps", "budget 512"):
-        assert word in said
+        assert word in output
 
 
 def test_a_smaller_budget_makes_gaps_shorter_and_prompts_wait(mix: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,8 +89,8 @@ def test_a_request_that_never_fits_shows_never_in_every_line(
     assert row["refused"] == 1
     assert row["ttft_p99_s"] == row["longest_wait_s"] == row["margins"][0]["measured_s"] == "inf"
     assert rooftune(*words, "--quiet") == 0
-    (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("longest wait")]
-    assert said.split()[-2:] == ["never", "3"]
+    (output,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("longest wait")]
+    assert output.split()[-2:] == ["never", "3"]
 
 
 def test_the_cap_of_long_prompts_reaches_the_twin(mix: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,7 +135,7 @@ def test_bad_setting_is_one_line(
     mix: Path, flags: tuple[str, ...], needed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert rooftune(*_base("simulate", mix), *flags, "--quiet") == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert needed in said.err
-    assert said.err.count("\n") == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert needed in output.err
+    assert output.err.count("\n") == 1

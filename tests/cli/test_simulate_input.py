@@ -68,7 +68,7 @@ def test_an_override_changes_which_requests_are_good(folder: Path, capsys: pytes
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "output"),
     [
         ({"version": 2}, "version"),
         ({"colour": 1}, "colour"),
@@ -91,11 +91,11 @@ def test_an_override_changes_which_requests_are_good(folder: Path, capsys: pytes
     ],
 )
 def test_bad_input_is_one_line(
-    folder: Path, changed: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+    folder: Path, changed: dict[str, Any], output: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert rooftune("simulate", "--input", _write(folder, **changed), "--quiet") == 2
     shown = capsys.readouterr()
-    assert said in shown.err
+    assert output in shown.err
     assert shown.err.count("\n") == 1
     assert shown.out == ""
 

@@ -56,10 +56,10 @@ def test_bad_grid_is_one_line(
     mix: Path, grid: tuple[str, str], needed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert rooftune("sweep", "--traffic", mix, *BASE, *grid, "--quiet") == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert needed in said.err
-    assert said.err.count("\n") == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert needed in output.err
+    assert output.err.count("\n") == 1
 
 
 def test_lists_come_out_ascending_without_repeats() -> None:

@@ -179,10 +179,10 @@ def test_json_is_read_as_typed_values(values: dict[str, object]) -> None:
 @settings(max_examples=80)
 @given(st.text("{}[]:-,'\"&*!|>#%@ \n\tab1.~<?", max_size=40))
 def test_any_text_is_a_mapping_or_one_line(text: str) -> None:
-    said = "f: a mapping"
+    message = "f: a mapping"
     try:
         values: object = parse_tree(text, "f").values
     except InputError as error:
-        said, values = str(error), {}
+        message, values = str(error), {}
     assert isinstance(values, dict)
-    assert said.startswith("f") and "\n" not in said
+    assert message.startswith("f") and "\n" not in message

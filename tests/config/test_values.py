@@ -28,12 +28,12 @@ def test_a_duration_means_the_same_in_a_file_and_in_a_flag(number: float, unit: 
 
 @given(st.text(max_size=12))
 def test_any_other_text_is_refused(text: str) -> None:
-    said, seconds = "must be", 0.0
+    message, seconds = "must be", 0.0
     try:
         seconds = duration_s(text)
     except PydanticCustomError as error:
-        said = str(error)
-    assert "must be" in said and 0.0 <= seconds <= MAX_DURATION_S
+        message = str(error)
+    assert "must be" in message and 0.0 <= seconds <= MAX_DURATION_S
 
 
 def test_a_window_within_a_day_and_over_midnight() -> None:

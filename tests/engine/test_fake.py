@@ -30,9 +30,9 @@ def test_tokens_do_not_depend_on_how_the_prompt_is_cut() -> None:
 
 
 def test_tokens_depend_on_content_and_seed_and_lie_in_the_upper_half() -> None:
-    said = {tuple(expected_tokens([*PROMPT[:4], last], 4, seed)) for last in range(20) for seed in range(5)}
-    assert len(said) == 100
-    assert all(VOCAB_TOKENS // 2 <= token < VOCAB_TOKENS for tokens in said for token in tokens)
+    sampled = {tuple(expected_tokens([*PROMPT[:4], last], 4, seed)) for last in range(20) for seed in range(5)}
+    assert len(sampled) == 100
+    assert all(VOCAB_TOKENS // 2 <= token < VOCAB_TOKENS for tokens in sampled for token in tokens)
 
 
 def test_a_wrong_block_is_detected() -> None:
@@ -55,12 +55,12 @@ def test_an_unwritten_prefix_is_detected_without_reading_all_of_it() -> None:
 def test_a_step_takes_the_time_that_the_model_predicts() -> None:
     clock = ManualClock(5.0)
     runner = fake(cost=MODEL, clock=clock)
-    said = runner.run(one(PROMPT, 0, [0, 1]))
+    sampled = runner.run(one(PROMPT, 0, [0, 1]))
     first_s = step_time(MODEL, 6, 1, 0, 18.0)
     assert clock.now_s == 5.0 + first_s
     # A decode of the one, beside one token of another's prompt: only the prompt token has attention work.
     runner.run(one([4], 0, [2], sample=False))
     before_s = clock.now_s
-    runner.run(StepBatch((Segment(said, 6, [0, 1], True), Segment([3], 1, [2], False))))
+    runner.run(StepBatch((Segment(sampled, 6, [0, 1], True), Segment([3], 1, [2], False))))
     assert clock.now_s - before_s == pytest.approx(step_time(MODEL, 2, 2, 7, 1.5), rel=1e-9)
     assert (runner.steps, runner.computed_tokens) == (3, 9)

@@ -60,8 +60,8 @@ def compare(run: Run) -> set[str]:
     assert_same(log, simulate(*arguments, changes=run.changes, keep_log=True))
     for request, prompt in enumerate(prompts_of(run.traffic)):
         assert log.tokens[request] == expected_tokens(prompt, len(log.tokens[request]), seed=request)
-    asked = run.traffic.output_tokens.tolist()
-    done = [len(tokens) == wanted for tokens, wanted in zip(log.tokens, asked, strict=True)]
+    requested = run.traffic.output_tokens.tolist()
+    done = [len(tokens) == wanted for tokens, wanted in zip(log.tokens, requested, strict=True)]
     assert done.count(False) == log.refused or log.stalled
     settings_used = [run.setting, *(change.setting for change in run.changes)]
     features = {

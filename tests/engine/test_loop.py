@@ -108,22 +108,22 @@ def test_without_prefix_caching_nothing_is_found() -> None:
 @pytest.mark.parametrize("how", ["stop", "eos", "ignored eos", "stop although eos is ignored"])
 def test_an_end_token_ends_the_answer_and_frees_everything(how: str) -> None:
     prompt = [1, 2, 3, 4, 5]
-    said = expected_tokens(prompt, 20)
+    sampled = expected_tokens(prompt, 20)
     subject, _, runner = engine()
     ends = "eos" not in how or "stop" in how
     if "eos" in how:
-        object.__setattr__(runner.facts, "eos_token_ids", (said[6],))
+        object.__setattr__(runner.facts, "eos_token_ids", (sampled[6],))
     callers = Callers(subject)
     number = callers.submit(
         prompt,
         20,
-        stop_token_ids=frozenset([said[6]]) if "stop" in how else frozenset(),
+        stop_token_ids=frozenset([sampled[6]]) if "stop" in how else frozenset(),
         ignore_eos="ignored" in how,
     )
     other = callers.submit([7, 8], 30)
     while subject.step():
         check_books(subject)
-    assert callers.tokens(number) == (said[:7] if ends or how == "eos" else said)
+    assert callers.tokens(number) == (sampled[:7] if ends or how == "eos" else sampled)
     assert callers.finished(number) is (FinishReason.STOP if ends or how == "eos" else FinishReason.LENGTH)
     assert len(callers.tokens(other)) == 30
     check_nothing_left(subject)

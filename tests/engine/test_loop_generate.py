@@ -159,11 +159,11 @@ def test_chunks_of_up_to_4096_tokens(name: str) -> None:
 
 def test_a_stop_token_ends_a_real_answer() -> None:
     prompt = [5, 9, 2, 7]
-    said = tiny.generated(tiny.reference("llama"), prompt, 12)
+    answer = tiny.generated(tiny.reference("llama"), prompt, 12)
     engine = RunningEngine(tiny.runner("llama"), EngineOptions(Setting(step_tokens=64, max_running=4)))
     callers = Callers(engine)
-    number = callers.submit(prompt, 12, stop_token_ids=frozenset([said[5]]))
+    number = callers.submit(prompt, 12, stop_token_ids=frozenset([answer[5]]))
     while engine.step():
         pass
-    assert callers.tokens(number) == said[: said.index(said[5]) + 1]
+    assert callers.tokens(number) == answer[: answer.index(answer[5]) + 1]
     assert callers.finished(number) is FinishReason.STOP

@@ -133,9 +133,9 @@ def test_a_step_after_a_failed_one_is_rebuilt_from_its_segments(monkeypatch: pyt
         patched.setattr(runner, "forward", breaks)
         with pytest.raises(MemoryError):
             runner.run(StepBatch((Segment([2], 2, [7], True),)))
-    said = runner.run(StepBatch(lambda: (Segment([2], 2, [7], True),), follows=True))
-    said += runner.run(StepBatch(lambda: (Segment(said, 3, [7], True),), follows=True))
-    assert said == tiny.generated(tiny.reference("llama"), [5, 9, 2], 2)
+    answer = runner.run(StepBatch(lambda: (Segment([2], 2, [7], True),), follows=True))
+    answer += runner.run(StepBatch(lambda: (Segment(answer, 3, [7], True),), follows=True))
+    assert answer == tiny.generated(tiny.reference("llama"), [5, 9, 2], 2)
 
 
 @pytest.mark.parametrize("table", [[7], [7, 128], [7, -1]])

@@ -28,9 +28,9 @@ WRONG_TUNING = [("POST", "knobs", {"PUT"}), ("GET", "lease", {"DELETE"}), ("PUT"
 
 
 def test_a_wrong_method_is_405_with_allow(server: Live) -> None:
-    asked = [(method, server.public + path, right) for method, path, right in WRONG]
-    asked += [(method, f"{server.private}/tuning/v1/{path}", right) for method, path, right in WRONG_TUNING]
-    for method, url, right in asked:
+    requests = [(method, server.public + path, right) for method, path, right in WRONG]
+    requests += [(method, f"{server.private}/tuning/v1/{path}", right) for method, path, right in WRONG_TUNING]
+    for method, url, right in requests:
         answer = HTTP.request(method, url)
         assert (answer.status_code, answer.json()["error"]["code"]) == (405, "method_not_allowed")
         assert set(answer.headers["allow"].split(", ")) == right, url

@@ -202,18 +202,18 @@ def test_concurrent_bodies_share_a_limit() -> None:
     """Four clients stop short of the end of the greatest body; the fifth finds no room until they have gone."""
     with live(limits=Limits(body_bytes=20_000, bodies_bytes=1, body_s=30.0)) as server:
         port = int(server.public.rpartition(":")[2])
-        asked = {"prompt": "hi", "max_tokens": 1, "user": "u" * 9_000}
+        large_body = {"prompt": "hi", "max_tokens": 1, "user": "u" * 9_000}
         with ExitStack() as slow:
             for _ in range(4):
                 connection = slow.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
                 connection.sendall(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: 19000\r\n\r\n".encode())
                 connection.sendall(b" " * 18_999)
-            assert soon(lambda: post(server, COMPLETIONS, asked).status_code == 429)
-            full = post(server, COMPLETIONS, asked)
+            assert soon(lambda: post(server, COMPLETIONS, large_body).status_code == 429)
+            full = post(server, COMPLETIONS, large_body)
             assert error_of(full)["code"] == "bodies_full" and int(full.headers["retry-after"]) > 0
             assert full.headers["connection"] == "close"
             assert post(server, COMPLETIONS, {"prompt": "hi"}).status_code == 200, "room for a small one"
-        assert soon(lambda: post(server, COMPLETIONS, asked).status_code == 200)
+        assert soon(lambda: post(server, COMPLETIONS, large_body).status_code == 200)
         assert soon(server.idle)
 
 

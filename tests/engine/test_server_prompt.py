@@ -51,11 +51,11 @@ def test_a_long_text_with_few_tokens_is_encoded_completely() -> None:
 
 
 def test_more_messages_than_tokens_never_reach_the_template() -> None:
-    asked: list[int] = []
+    lengths: list[int] = []
 
     class Counting(ByteTokenizer):
         def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
-            asked.append(len(messages))
+            lengths.append(len(messages))
             return "x"
 
     with live(tokenizer=Counting(512), limits=Limits(prompt_tokens=200)) as server:
@@ -64,7 +64,7 @@ def test_more_messages_than_tokens_never_reach_the_template() -> None:
             answer = HTTP.post(f"{server.public}/v1/chat/completions", json=body)
             assert answer.status_code == status
         assert answer.json()["error"]["code"] == "context_length_exceeded"
-    assert asked == [200]
+    assert lengths == [200]
 
 
 @pytest.mark.slow

@@ -231,15 +231,15 @@ def test_openapi_describes_every_route_and_resolves(server: Live) -> None:
 
 def test_openapi_declares_every_answer_and_its_schema(server: Live) -> None:
     page = call(server, "GET", "/openapi.json").json()
-    asked = [("GET", path, None, AUTH) for path in ("/state", "/steps", "/requests", "/steps?after=x", "/state?x=1")]
-    asked += [(method, path, None, {}) for method, path in [*WRITES, *(("GET", path) for path in READS[:3])]]
-    asked += [("PUT", "/knobs", body, AUTH) for body, _, _ in REFUSED]
-    asked += [("PUT", "/knobs", wish(), AUTH), ("PUT", "/knobs", wish(1, actor="another"), AUTH)]
-    asked += [("DELETE", "/lease", None, AUTH), ("POST", "/resume", {"actor": "a", "reason": "b"}, AUTH)]
-    asked += [("POST", "/resume", None, AUTH)]
-    asked += [("DELETE", "/lease", body, AUTH) for body in ([], b" " * 70_000)]
+    requests = [("GET", path, None, AUTH) for path in ("/state", "/steps", "/requests", "/steps?after=x", "/state?x=1")]
+    requests += [(method, path, None, {}) for method, path in [*WRITES, *(("GET", path) for path in READS[:3])]]
+    requests += [("PUT", "/knobs", body, AUTH) for body, _, _ in REFUSED]
+    requests += [("PUT", "/knobs", wish(), AUTH), ("PUT", "/knobs", wish(1, actor="another"), AUTH)]
+    requests += [("DELETE", "/lease", None, AUTH), ("POST", "/resume", {"actor": "a", "reason": "b"}, AUTH)]
+    requests += [("POST", "/resume", None, AUTH)]
+    requests += [("DELETE", "/lease", body, AUTH) for body in ([], b" " * 70_000)]
     seen = Counter[int]()
-    for method, path, body, headers in asked:
+    for method, path, body, headers in requests:
         answer = call(server, method, path, body, headers)
         declared = page["paths"][f"/tuning/v1{path.partition('?')[0]}"][method.lower()]["responses"]
         seen[answer.status_code] += 1

@@ -36,7 +36,7 @@ class FakePort:
     requests: list[dict[str, Any]] = field(default_factory=list)
     bounds_s: tuple[float, ...] = (0.03,)
     before: Callable[[str], None] = lambda name: None
-    asked: list[str] = field(default_factory=list)
+    received: list[str] = field(default_factory=list)
 
     address = "http://fake"
 
@@ -84,7 +84,7 @@ class FakePort:
         pass
 
     def _ask(self, name: str) -> None:
-        self.asked.append(name)
+        self.received.append(name)
         self.before(name)
 
     def _page(self, after: int, key: str, rows: Sequence[dict[str, Any]], columns: dict[str, Any]) -> dict[str, Any]:

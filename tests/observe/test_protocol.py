@@ -107,7 +107,7 @@ def test_a_busy_engine_does_not_keep_a_read_from_ending() -> None:
     port.before = work
     one = reader(port)
     reading = one.read()
-    assert not reading.behind and len(port.asked) <= 5
+    assert not reading.behind and len(port.received) <= 5
     seen = steps_of(reading) + steps_of(one.read())
     assert seen == list(range(len(seen)))
 
@@ -183,7 +183,7 @@ def test_an_engine_that_keeps_restarting_gives_no_rows_and_is_a_restart() -> Non
 
     port.before = end
     reading = one.read()
-    assert reading.restarted and len(reading.steps) == len(reading.requests) == 0 and len(port.asked) < 20
+    assert reading.restarted and len(reading.steps) == len(reading.requests) == 0 and len(port.received) < 20
     window = window.add(reading)
     assert len(window.steps) == 0
     port.before = lambda name: None

@@ -186,10 +186,10 @@ def test_state_gives_the_setting_in_force():
 
 
 def test_plan_ahead_defaults_to_off():
-    told = state()
-    assert parse(State, body(told)).envelope.plan_ahead is False
-    told["envelope"]["plan_ahead"] = True
-    assert parse(State, body(told)).envelope.plan_ahead is True
+    wire_state = state()
+    assert parse(State, body(wire_state)).envelope.plan_ahead is False
+    wire_state["envelope"]["plan_ahead"] = True
+    assert parse(State, body(wire_state)).envelope.plan_ahead is True
 
 
 KNOB = {"name": "chunk_cap_tokens", "mode": "live", "value": 1, "boot": 1, "min": 0, "max": 9}

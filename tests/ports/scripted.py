@@ -15,16 +15,16 @@ Script = Callable[[socket.socket], None]
 
 @dataclass
 class Scripted:
-    """url: its address. asked: head and body of every request, in order. gate: set when the test is over."""
+    """url: its address. received: head and body of every request, in order. gate: set when the test is over."""
 
     script: Script
     url: str = ""
-    asked: list[tuple[str, bytes]] = field(default_factory=list)
+    received: list[tuple[str, bytes]] = field(default_factory=list)
     gate: threading.Event = field(default_factory=threading.Event)
 
     def header(self, name: str, at: int = -1) -> str | None:
         """A header of one request."""
-        for line in self.asked[at][0].split("\r\n")[1:]:
+        for line in self.received[at][0].split("\r\n")[1:]:
             key, _, value = line.partition(":")
             if key.lower() == name.lower():
                 return value.strip()
@@ -62,7 +62,7 @@ def _serve(server: Scripted, listening: socket.socket) -> None:
             connection.settimeout(10)
             request = _read(connection)
             if request is not None:
-                server.asked.append(request)
+                server.received.append(request)
                 server.script(connection)
 
 
@@ -103,7 +103,7 @@ def routes(answers: dict[str, Script]) -> Iterator[Scripted]:
     """Answers by path, without what follows a question mark; 404 for any other."""
 
     def script(connection: socket.socket) -> None:
-        path = server.asked[-1][0].split(" ")[1].partition("?")[0]
+        path = server.received[-1][0].split(" ")[1].partition("?")[0]
         answers.get(path, answer(404, b'{"detail":"Not Found"}'))(connection)
 
     with scripted(script) as server:

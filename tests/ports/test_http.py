@@ -34,7 +34,7 @@ def test_a_state_round_trips() -> None:
         port = HttpPort(server.url + "/tuning/v1/")
         assert port.state() == state(revision=5)
         assert port.address == server.url
-        assert server.asked[0][0].startswith("GET /tuning/v1/state HTTP/1.1\r\n")
+        assert server.received[0][0].startswith("GET /tuning/v1/state HTTP/1.1\r\n")
         assert server.header("authorization") is None
 
 
@@ -46,7 +46,7 @@ def test_a_push_revert_and_resume_go_where_the_protocol_says() -> None:
         assert port.revert(revert) == TAKEN
         resume = wire.ResumeRequest(actor="a", reason="b")
         assert port.resume(resume) == TAKEN
-        sent = [(head.partition(" HTTP")[0], body) for head, body in server.asked]
+        sent = [(head.partition(" HTTP")[0], body) for head, body in server.received]
     assert [line for line, _ in sent] == ["PUT /tuning/v1/knobs", "DELETE /tuning/v1/lease", "POST /tuning/v1/resume"]
     assert wire.parse(wire.PushRequest, sent[0][1]) == PUSH
     assert wire.parse(wire.RevertRequest, sent[1][1]) == revert
@@ -82,7 +82,7 @@ def test_a_redirect_is_not_followed() -> None:
     ):
         with pytest.raises(PortError, match="redirect"):
             HttpPort(first.url).state()
-        assert len(first.asked) == 1 and not target.asked
+        assert len(first.received) == 1 and not target.received
 
 
 @pytest.mark.parametrize("code", sorted(wire.REFUSAL_STATUS))
@@ -137,7 +137,7 @@ def test_rows_from_another_position_are_garbage() -> None:
         with pytest.raises(PortError) as caught:
             HttpPort(server.url).requests_after(3)
         assert caught.value.fault is PortFault.GARBAGE
-        assert server.asked[0][0].startswith("GET /tuning/v1/requests?after=4 ")
+        assert server.received[0][0].startswith("GET /tuning/v1/requests?after=4 ")
 
 
 def test_a_refused_connection_is_unreachable() -> None:
@@ -257,7 +257,7 @@ def test_the_token_is_read_for_every_request(tmp_path: Path) -> None:
         file.unlink()
         with pytest.raises(PortError, match="token file") as caught:
             port.state()
-        assert caught.value.fault is PortFault.UNAUTHORIZED and len(server.asked) == 2
+        assert caught.value.fault is PortFault.UNAUTHORIZED and len(server.received) == 2
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n", b"two words", b"caf\xe9-token-0123456", b"x\x00y", b"a" * 70_000])

@@ -116,11 +116,11 @@ def test_every_rule_is_vllms_own(vllm_python: Path) -> None:
                 "sequences": chance.choice([None, None, 1, 16, 3000]),
             }
         )
-    asked = subprocess.run(
+    process = subprocess.run(
         [vllm_python, "-c", ASK], input=json.dumps(cases), capture_output=True, text=True, timeout=300
     )
-    assert asked.returncode == 0, asked.stderr[-2000:]
-    theirs = json.loads(asked.stdout.splitlines()[-1])
+    assert process.returncode == 0, process.stderr[-2000:]
+    theirs = json.loads(process.stdout.splitlines()[-1])
     for case, answer in zip(cases, theirs, strict=True):
         card = Card(case["memory"], case["name"], Platform(case["platform"]))
         start = Start(

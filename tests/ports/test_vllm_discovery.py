@@ -28,7 +28,9 @@ def vllm(page: str = PAGE, version: bytes = b'{"version":"0.32.0+cpu"}') -> dict
 def test_vllm_without_the_hook_can_be_watched_and_advised() -> None:
     with routes(vllm()) as server:
         found = discover(server.url)
-        assert [head.split(" ")[1] for head, _ in server.asked] == ["/tuning/v1/state", "/metrics", "/version"]
+        assert [head.split(" ")[1] for head, _ in server.received] == [
+            "/tuning/v1/state", "/metrics", "/version", "/v1/models",
+        ]  # fmt: skip
     assert found.access is Access.OBSERVE_ONLY and found.state is None
     assert found.version == Version(0, 32) and found.able is not None and found.able.hook is Hook.MOVES
     assert found.uses == frozenset(Use) and found.missing == {} and found.engines == 1
@@ -92,12 +94,12 @@ def test_the_tuning_token_is_sent_only_to_the_protocol(tmp_path: Path) -> None:
     file.write_text("tuning-token-0123456789")
     with routes(vllm()) as server:
         discover(server.url, file)
-        sent = [server.header("authorization", at) is not None for at in range(len(server.asked))]
-    assert sent == [True, False, False]
+        sent = [server.header("authorization", at) is not None for at in range(len(server.received))]
+    assert sent == [True, False, False, False]
 
 
 def test_a_refusing_protocol_is_not_taken_for_a_vllm_without_one() -> None:
     with routes(vllm() | {"/tuning/v1/state": answer(401, b"{}")}) as server:
         with pytest.raises(PortError) as caught:
             discover(server.url)
-        assert caught.value.fault is PortFault.UNAUTHORIZED and len(server.asked) == 1
+        assert caught.value.fault is PortFault.UNAUTHORIZED and len(server.received) == 1

@@ -12,7 +12,7 @@ MODELS = {"data": [{"id": "stub", "max_model_len": 4096}]}
 
 
 @dataclass
-class Asked:
+class Received:
     """One completion request: ``order`` of arrival, body and headers."""
 
     order: int
@@ -20,7 +20,7 @@ class Asked:
     headers: dict[str, str]
 
 
-Answer = Callable[[Asked, asyncio.StreamWriter], Awaitable[None]]
+Answer = Callable[[Received, asyncio.StreamWriter], Awaitable[None]]
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Stub:
 
     answer: Answer
     models: tuple[int, dict[str, Any]] = (200, MODELS)
-    asked: list[Asked] = field(default_factory=list)
+    received: list[Received] = field(default_factory=list)
     url: str = ""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -42,8 +42,8 @@ class Stub:
                 status, value = self.models
                 await plain(writer, status, value)
             elif lines[0].startswith("POST /v1/completions "):
-                one = Asked(len(self.asked), json.loads(content), headers)
-                self.asked.append(one)
+                one = Received(len(self.received), json.loads(content), headers)
+                self.received.append(one)
                 await self.answer(one, writer)
             else:
                 await plain(writer, 404, {})
@@ -83,7 +83,7 @@ def usage(output: int, cached: int = 0) -> bytes:
 DONE = event(b"[DONE]")
 
 
-async def whole(one: Asked, writer: asyncio.StreamWriter) -> None:
+async def whole(one: Received, writer: asyncio.StreamWriter) -> None:
     """As many tokens as were asked for, and a proper end."""
     await begin(writer)
     count = one.body["max_tokens"]

@@ -38,7 +38,7 @@ class Script(httpx.AsyncBaseTransport, httpx.AsyncByteStream):
             yield data
 
 
-def asked(script: Script, limit_s: float = 30.0) -> RequestPart:
+def request_row(script: Script, limit_s: float = 30.0) -> RequestPart:
     flight = Flight(index=3, planned_s=0.75)
 
     async def one() -> None:
@@ -51,7 +51,7 @@ def asked(script: Script, limit_s: float = 30.0) -> RequestPart:
 
 def test_every_gap_is_the_time_between_two_reads() -> None:
     parts = [(0.5, token()), (0.1, token()), (0.4, token()), (0.2, token("length") + usage(4, 6) + DONE)]
-    row = asked(Script(parts))
+    row = request_row(Script(parts))
     assert row.failure is None and row.planned_s == 0.75 and row.sent_s == 1.0
     assert row.ttft_s == pytest.approx(0.5) and row.finish_s == pytest.approx(2.2)
     assert row.gaps_s == pytest.approx((0.1, 0.4, 0.2)) and row.tpot_s == pytest.approx(0.7 / 3)
@@ -59,14 +59,14 @@ def test_every_gap_is_the_time_between_two_reads() -> None:
 
 
 def test_tokens_of_one_read_have_a_gap_of_zero() -> None:
-    row = asked(Script([(0.5, token()), (0.3, token() + token() + token("length")), (0.0, DONE)]))
+    row = request_row(Script([(0.5, token()), (0.3, token() + token() + token("length")), (0.0, DONE)]))
     assert row.gaps_s[1:] == (0.0, 0.0) and row.gaps_s[0] == pytest.approx(0.3)
 
 
 def test_an_event_cut_anywhere_is_one_event_at_its_last_byte() -> None:
     first = token()
     for cut in range(1, len(first)):
-        row = asked(Script([(0.1, first[:cut]), (0.2, first[cut:]), (0.3, token("stop") + DONE)]))
+        row = request_row(Script([(0.1, first[:cut]), (0.2, first[cut:]), (0.3, token("stop") + DONE)]))
         whole_line = first.index(b"\n")
         assert row.ttft_s == pytest.approx(0.1 if cut > whole_line else 0.3), cut
         assert row.output_tokens == 2
@@ -74,20 +74,20 @@ def test_an_event_cut_anywhere_is_one_event_at_its_last_byte() -> None:
 
 def test_several_tokens_in_an_event_are_counted_by_their_ids() -> None:
     three = event({"choices": [{"text": "abc", "token_ids": [1, 2, 3], "finish_reason": "length"}]})
-    row = asked(Script([(0.1, token()), (0.2, three + DONE)]))
+    row = request_row(Script([(0.1, token()), (0.2, three + DONE)]))
     assert row.output_tokens == 4 and row.gaps_s == pytest.approx((0.2, 0.0, 0.0))
 
 
 def test_without_ids_the_servers_count_is_used_and_gaps_are_those_of_events() -> None:
-    row = asked(Script([(0.1, token()), (0.3, token("length")), (0.0, usage(4) + DONE)]))
+    row = request_row(Script([(0.1, token()), (0.3, token("length")), (0.0, usage(4) + DONE)]))
     assert row.output_tokens == 4 and len(row.gaps_s) == 1 and row.tpot_s == pytest.approx(0.1)
 
 
 def test_an_end_event_is_not_a_token_if_the_servers_count_excludes_it() -> None:
     parts = [(0.1, token()), (0.1, token()), (0.5, token("length", text=""))]
-    assert asked(Script([*parts, (0.0, usage(2) + DONE)])).output_tokens == 2
-    assert asked(Script([*parts, (0.0, usage(3) + DONE)])).output_tokens == 3
-    row = asked(Script([*parts, (0.0, usage(2) + DONE)]))
+    assert request_row(Script([*parts, (0.0, usage(2) + DONE)])).output_tokens == 2
+    assert request_row(Script([*parts, (0.0, usage(3) + DONE)])).output_tokens == 3
+    row = request_row(Script([*parts, (0.0, usage(2) + DONE)]))
     assert row.finish_s == pytest.approx(1.2) and len(row.gaps_s) == 1
 
 
@@ -111,7 +111,7 @@ def test_every_failure_has_its_reason_and_is_sent_once(
     failure: str, parts: list[tuple[float, bytes | Exception]], status: int
 ) -> None:
     script = Script(parts, status)
-    row = asked(script)
+    row = request_row(script)
     assert row.failure == failure and row.finish_s is None and row.tpot_s is None
     assert len(script.sent) == 1
     if status in (400, 429):
@@ -124,7 +124,7 @@ def test_a_slow_answer_is_a_timeout_and_keeps_its_tokens() -> None:
             yield token()
             await asyncio.sleep(30)
 
-    row = asked(Slow([]), limit_s=0.3)
+    row = request_row(Slow([]), limit_s=0.3)
     assert row.failure == "timeout" and row.ttft_s is not None
 
 
@@ -133,9 +133,9 @@ def test_a_missing_server_is_unreachable_and_a_wrong_key_ends_the_run() -> None:
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
             raise httpx.ConnectError("refused")
 
-    assert asked(Unreachable([])).failure == "unreachable"
+    assert request_row(Unreachable([])).failure == "unreachable"
     with pytest.raises(RefusedError, match="--api-key-file"):
-        asked(Script([(0.0, b"{}")], 401))
+        request_row(Script([(0.0, b"{}")], 401))
 
 
 @pytest.mark.parametrize(
@@ -183,10 +183,11 @@ class Endless(Script):
 
 
 @pytest.mark.parametrize(
-    ("part", "pause_s", "said"), [(b" " * 65536, 0.0, "is longer than 100000 bytes"), (b" ", 0.01, "has no end after")]
+    ("part", "pause_s", "message"),
+    [(b" " * 65536, 0.0, "is longer than 100000 bytes"), (b" ", 0.01, "has no end after")],
 )
 def test_an_endless_model_list_is_one_line(
-    part: bytes, pause_s: float, said: str, monkeypatch: pytest.MonkeyPatch
+    part: bytes, pause_s: float, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "MAX_ANSWER_BYTES", 100_000)
     monkeypatch.setattr(client, "ANSWER_S", 0.3)
@@ -196,7 +197,7 @@ def test_an_endless_model_list_is_one_line(
         async with httpx.AsyncClient(transport=script) as http, asyncio.timeout(20):
             await served_model(http, "http://x")
 
-    with pytest.raises(InputError, match=said) as refused:
+    with pytest.raises(InputError, match=message) as refused:
         asyncio.run(look())
     assert "http://x/v1/models" in str(refused.value) and "\n" not in str(refused.value)
     assert script.read_bytes <= 100_000 + 65536

@@ -61,9 +61,9 @@ def test_a_row_that_ended_after_we_read_its_end_is_not_ours() -> None:
     assert part.missing == 1
 
 
-def reader_of(pages: list[httpx.Response], asked: list[str]) -> EngineReader:
+def reader_of(pages: list[httpx.Response], urls: list[str]) -> EngineReader:
     def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(str(request.url))
+        urls.append(str(request.url))
         return pages.pop(0)
 
     return EngineReader(httpx.AsyncClient(transport=httpx.MockTransport(answer)), "http://t", lambda: 2.0)
@@ -74,16 +74,16 @@ def test_reading_starts_after_existing_rows_and_continues_until_complete() -> No
     first = columns([(41, 1001.0, 10, 3, 1001.8)], now_s=1002.0).model_copy(update={"after": 40})
     none = columns([]).model_copy(update={"after": 41, "next": 41})
     second = columns([(42, 1001.5, 10, 3, 1002.3)]).model_copy(update={"after": 41})
-    asked: list[str] = []
+    urls: list[str] = []
     pages = [httpx.Response(200, content=page.model_dump_json()) for page in (old, first, none, second)]
-    reader = reader_of(pages, asked)
+    reader = reader_of(pages, urls)
 
     async def read() -> None:
         await reader.begin()
         await reader.end(expected=2)
 
     asyncio.run(read())
-    assert [url.rpartition("=")[2] for url in asked] == ["-1", "40", "41", "41"]
+    assert [url.rpartition("=")[2] for url in urls] == ["-1", "40", "41", "41"]
     assert [page.sequence for page in reader.pages] == [(41,), (), (42,)]
     # Every read took no time, so the first is the best: there the engine stood at 0 and we at 2, 0.5 after our zero.
     assert match(reader.pages, [], reader.offset_s + 1.5).clock_offset_s == 0.0 - 0.5

@@ -113,8 +113,8 @@ def test_a_late_or_starved_client_is_reported() -> None:
 
 
 def test_rounding_of_two_clocks_does_not_put_the_last_token_before_the_first() -> None:
-    told = engine_row(0, 101.3, ttft_s=0.1).model_copy(update={"finish_s": 101.3 + 0.1})
-    engine = engine_part([told]).model_copy(update={"clock_offset_s": 37.402})
+    rounded = engine_row(0, 101.3, ttft_s=0.1).model_copy(update={"finish_s": 101.3 + 0.1})
+    engine = engine_part([rounded]).model_copy(update={"clock_offset_s": 37.402})
     assert (101.3 + 0.1) - 37.402 < (101.3 - 37.402) + 0.1  # what floats make of one instant on two clocks
     outcomes = engine_outcomes(engine, ROWS[:1])
     assert outcomes.finish_s[0] == outcomes.first_token_s[0]

@@ -11,17 +11,20 @@ from rooftune.tuner.replay.run import Send, prepare_bodies, send_all
 from rooftune.tuner.replay.stream import Flight
 
 
-def run(planned_s: list[float], send: Send, stop: asyncio.Event | None = None) -> tuple[list[Flight], list[int]]:
-    """The flights, and what the progress was told."""
-    told: list[int] = []
+
+def run(planned_s: list[float], ask: Ask, stop: asyncio.Event | None = None) -> tuple[list[Flight], list[int]]:
+    """The flights, and the progress reports."""
+    progress: list[int] = []
     zero_s = time.monotonic()
 
     async def main() -> list[Flight]:
         bodies = prepare_bodies(len(planned_s), lambda index: str(index).encode(), prepared_bytes=2)
         halt = stop or asyncio.Event()
-        return await send_all(np.array(planned_s), bodies, send, lambda: time.monotonic() - zero_s, halt, told.append)
+        return await send_all(
+            np.array(planned_s), bodies, ask, lambda: time.monotonic() - zero_s, halt, progress.append
+        )
 
-    return asyncio.run(main()), told
+    return asyncio.run(main()), progress
 
 
 def test_a_slow_answer_delays_no_other_request() -> None:
@@ -37,9 +40,9 @@ def test_a_slow_answer_delays_no_other_request() -> None:
         await asyncio.wait_for(last.wait(), 30)  # a loop that waits for answers fails here
         flight.ended, flight.failure = True, None
 
-    flights, told = run([0.01 * at for at in range(20)], send)
+    flights, progress = run([0.01 * at for at in range(20)], ask)
     assert sent == [(at, str(at).encode()) for at in range(20)]
-    assert [flight.failure for flight in flights] == [None] * 20 and told[-1] == 20
+    assert [flight.failure for flight in flights] == [None] * 20 and progress[-1] == 20
 
 
 def test_nothing_is_sent_early_and_late_requests_are_sent_at_once() -> None:

@@ -120,11 +120,11 @@ def test_a_checked_twin_does_not_claim_to_be_unchecked() -> None:
 
 
 def test_summary_has_one_figure_for_before_and_one_for_after() -> None:
-    said = summary(record())
-    assert "98.0 %" in said
-    assert "10.0 %" in said
-    assert "1 request/s -> 9.8 requests/s" in said
-    assert all(len(line) <= 110 or "--max-num" in line for line in said.splitlines())
+    message = summary(record())
+    assert "98.0 %" in message
+    assert "10.0 %" in message
+    assert "1 request/s -> 9.8 requests/s" in message
+    assert all(len(line) <= 110 or "--max-num" in line for line in message.splitlines())
 
 
 def test_flags_before_are_what_stock_vllm_is_started_with() -> None:
@@ -155,7 +155,7 @@ def test_tables_are_rectangular(build: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         (0.0295, "29.5 ms"),
         (2.0, "2 s"),
@@ -168,8 +168,8 @@ def test_tables_are_rectangular(build: Any) -> None:
         (0.0, "0 µs"),
     ],
 )
-def test_seconds(value: Any, said: str) -> None:
-    assert words.seconds(value) == said
+def test_seconds(value: Any, message: str) -> None:
+    assert words.seconds(value) == message
 
 
 def test_a_setting_that_misses_a_target_is_not_called_recommended() -> None:

@@ -16,7 +16,7 @@ def _load(values: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"schema": "rooftune.step-model"}, "schema"),
         ({"version": 1}, "version"),
@@ -40,10 +40,10 @@ def _load(values: Any) -> None:
         ({"step_model": {}}, "step_model"),
     ],
 )
-def test_refused(changed: dict[str, Any], said: str) -> None:
+def test_refused(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as error:
         _load(record_values(**changed))
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert "r.json" in str(error.value)
 

@@ -43,11 +43,11 @@ def test_a_counted_gap_target_shows_no_missed_time(margin: float | None, text: s
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [(1.0, "1 request/s"), (0.9999, "1 request/s"), (9.8, "9.8 requests/s"), (1234.5, "1,234 requests/s")],
 )
-def test_one_request_is_one_request(value: float, said: str) -> None:
-    assert words.per_second(value, "requests") == said
+def test_one_request_is_one_request(value: float, message: str) -> None:
+    assert words.per_second(value, "requests") == message
 
 
 def test_share_differences_are_in_points_and_an_unknown_rate_is_named() -> None:

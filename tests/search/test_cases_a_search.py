@@ -37,22 +37,22 @@ def blank() -> Evaluation:
 def searched(blank: Evaluation, column: int, seed: int, trials: int = 30) -> tuple[list[Told], Counter[int]]:
     """A search over the cap alone, given one column of the reported values; a cap without a report fails."""
     space = search_space(ENGINE, BASE, SLO, MODEL, knobs=frozenset({"max_partial_prefills"}))
-    study, asked = SettingStudy(space, sampler="tpe", seed=seed), Counter[int]()
+    study, proposed = SettingStudy(space, sampler="tpe", seed=seed), Counter[int]()
     for _ in range(trials):
         ticket = study.ask()
         cap = ticket.setting.max_partial_prefills
-        asked[cap] += 1
+        proposed[cap] += 1
         study.tell(ticket, blank, -REPORTED[cap][column] if cap in REPORTED else math.nan)
-    return study.told(), asked
+    return study.told(), proposed
 
 
 @pytest.mark.parametrize(("column", "best"), [(0, 8), (1, 0)], ids=["mean", "p99"])
 def test_6_a_non_monotone_tail_is_not_treated_as_monotone(blank: Evaluation, column: int, best: int) -> None:
     for seed in range(3):
-        told, asked = searched(blank, column, seed)
-        assert told[0].setting.max_partial_prefills == best
-        assert set(asked) >= set(REPORTED)  # every cap was tried, whatever its neighbours' results
-        assert told[0].value == -REPORTED[best][column]
+        reported, proposed = searched(blank, column, seed)
+        assert reported[0].setting.max_partial_prefills == best
+        assert set(proposed) >= set(REPORTED)  # every cap was tried, whatever its neighbours' results
+        assert reported[0].value == -REPORTED[best][column]
 
 
 def test_8_no_limit_reaches_the_target_so_the_nearest_is_named_and_flagged(blank: Evaluation) -> None:
@@ -84,8 +84,8 @@ def test_18_the_first_proposal_follows_from_prefill_speed_and_target_not_from_a_
     lines = ["arrival_s,prompt_tokens,output_tokens", *(f"{a},{p},{o}" for a, p, o in rows)]
     (tmp_path / "t.csv").write_text("\n".join(lines))
     words = ("--traffic", tmp_path / "t.csv", "--step-model", tmp_path / "model.json", "--json", "--quiet")
-    asked = ("--trials", 8, "--ceiling", 8192, "--max-seqs", 64, "--current-budget", 8192, "--gap-p99", "200ms")
-    assert rooftune("recommend", *words, *asked) in (0, 1)
+    proposed = ("--trials", 8, "--ceiling", 8192, "--max-seqs", 64, "--current-budget", 8192, "--gap-p99", "200ms")
+    assert rooftune("recommend", *words, *proposed) in (0, 1)
     record = json.loads(capsys.readouterr().out)
     formula = [t for t in record["trials"] if t["role"] == Role.FORMULA]
     assert len(formula) == 1 and 64 <= formula[0]["setting"]["step_tokens"] <= 480

@@ -99,9 +99,9 @@ def test_of_two_workers_on_one_study_one_is_killed_and_the_other_finishes(server
     left, signed = len(abandoned), [trial for trial in abandoned if owner(trial)]
     assert len(signed) == seen and {owner(trial) for trial in signed} == {victim.pid}
     assert left - seen <= 1 and not any(trial.params for trial in abandoned if trial not in signed)
-    told = [trial for trial in trials if trial.state is TrialState.COMPLETE]
-    assert sum(owner(trial) == survivor.pid for trial in told) == 60
-    assert sum(owner(trial) == victim.pid for trial in told) >= 6
+    finished = [trial for trial in trials if trial.state is TrialState.COMPLETE]
+    assert sum(owner(trial) == survivor.pid for trial in finished) == 60
+    assert sum(owner(trial) == victim.pid for trial in finished) >= 6
     assert len({trial.number for trial in trials}) == len(trials) == max(trial.number for trial in trials) + 1
 
     # The study goes on with what both found, and what the dead one left is marked failed once it is old.
@@ -109,7 +109,7 @@ def test_of_two_workers_on_one_study_one_is_killed_and_the_other_finishes(server
     engine = Engine(Boot(16_384, 16, 1, 1, 0, 1), 30_000, 256)
     space = search_space(engine, Setting(2048, max_running=256), SLO, NAMED_MODELS["8b-2tbs"])
     study = SettingStudy(space, sampler="tpe", seed=0, storage=server.url, name=name)
-    assert study.counts().complete == len(told) and study.counts().running == left
+    assert study.counts().complete == len(finished) and study.counts().running == left
     assert study.fail_stale(3600.0) == 0
     assert study.fail_stale(0.0) == left
     assert (study.counts().running, study.counts().failed) == (0, left)
@@ -118,7 +118,7 @@ def test_of_two_workers_on_one_study_one_is_killed_and_the_other_finishes(server
 
     again = answered(worker(server, mix, trials=5, study="shop"))
     assert again["verdict"] == first["verdict"]
-    assert study.counts().complete == len(told) + 5
+    assert study.counts().complete == len(finished) + 5
 
 
 def test_other_traffic_is_another_study_under_the_same_name(server: Server, mix: Path, tmp_path: Path) -> None:

@@ -133,12 +133,12 @@ def test_a_pool_that_holds_no_request_is_refused_instead_of_searched() -> None:
 
 
 def test_progress_is_reported_by_stage_and_ends_at_its_total() -> None:
-    told: list[tuple[str, int, int]] = []
-    run(CHAT, slo(2.0, 0.03), trials=6, progress=lambda *step: told.append(step))
-    stages = dict.fromkeys(stage for stage, _, _ in told)
+    reports: list[tuple[str, int, int]] = []
+    run(CHAT, slo(2.0, 0.03), trials=6, progress=lambda *step: reports.append(step))
+    stages = dict.fromkeys(stage for stage, _, _ in reports)
     assert list(stages) == ["current", "baselines", "search", "random search"]
     for stage in stages:
-        counts = [(done, total) for name, done, total in told if name == stage]
+        counts = [(done, total) for name, done, total in reports if name == stage]
         assert counts[-1][0] == counts[-1][1] and [c[0] for c in counts] == sorted(c[0] for c in counts)
 
 

@@ -52,7 +52,7 @@ def test_every_proposal_lies_on_the_grid_and_inside_the_envelope(
 
 
 def test_the_same_seed_proposes_the_same_settings(space: SearchSpace, evaluation: Evaluation) -> None:
-    def asked(seed: int) -> list[Setting]:
+    def proposals(seed: int) -> list[Setting]:
         study = SettingStudy(space, sampler="tpe", seed=seed)
         out = []
         for number in range(30):
@@ -61,8 +61,8 @@ def test_the_same_seed_proposes_the_same_settings(space: SearchSpace, evaluation
             study.tell(ticket, evaluation, -abs(ticket.setting.step_tokens - 700.0) - number * 1e-9)
         return out
 
-    assert asked(5) == asked(5)
-    assert asked(5) != asked(6)
+    assert proposals(5) == proposals(5)
+    assert proposals(5) != proposals(6)
 
 
 def test_a_warm_start_is_proposed_first_and_survives_rounding_to_the_grid(space: SearchSpace) -> None:

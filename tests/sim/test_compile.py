@@ -154,16 +154,16 @@ def test_inlined_helpers_are_those_the_twin_calls() -> None:
 
 def test_nearly_every_helper_is_annotated_and_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """By annotation; what takes bare arrays waits for its first call."""
-    asked: list[str] = []
+    compiled_names: list[str] = []
 
     def note(helper: Any, types: tuple[Any, ...]) -> None:
-        asked.append(helper.py_func.__name__)
+        compiled_names.append(helper.py_func.__name__)
 
     monkeypatch.setattr(Dispatcher, "compile", note)
     monkeypatch.setattr(Dispatcher, "disable_compile", lambda helper: None)
     compiling._compile_once(_helpers(), {type(value): numba.typeof(value) for value in twin.like()})
     names = [h.py_func.__name__ for h in _helpers().values()]
-    assert set(names) - set(asked) == {
+    assert set(names) - set(compiled_names) == {
         "setting_from_row", "_room", "_run_stretch", "_place", "_log_stretch", "_log_room", "_book_step", "_log_step",
     }  # fmt: skip
     assert names.index("grow") < names.index("_hold_blocks") < names.index("plan_step")  # callees first

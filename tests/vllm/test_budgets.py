@@ -27,20 +27,20 @@ def test_a_cached_budget_equals_the_policys(setting: Setting, model: StepModel) 
             context = max(0, context + chance.randint(-900, 900))
             prefills = chance.choice([0, 0, 1, 3])
         first = first + 256 if prefills and chance.random() < 0.3 else 0
-        asked = (decodes, context, prefills, first)
-        assert remembered.ask(setting, model, *asked) == step_budget(setting, BOOT, model, *asked), asked
+        counts = (decodes, context, prefills, first)
+        assert remembered.ask(setting, model, *counts) == step_budget(setting, BOOT, model, *counts), counts
         context += decodes
 
 
 def test_a_run_of_decodes_rarely_computes_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+    counts: list[int] = []
 
     def counted(*arguments: object) -> int:
-        asked.append(1)
+        counts.append(1)
         return step_budget(*arguments)  # type: ignore[arg-type]  # passed on as they came
 
     monkeypatch.setattr(budgets, "step_budget", counted)
     remembered = Budgets(BOOT)
     for step in range(320):
         remembered.ask(TARGET, NAMED_MODELS["8b-2tbs"], 16, 4000 + 16 * step, 3, 0)
-    assert len(asked) <= 2 * 320 // 16 + 20
+    assert len(counts) <= 2 * 320 // 16 + 20

@@ -101,9 +101,9 @@ def test_a_missing_knob_is_absent_with_its_reason(more: dict[str, Any], names: s
     assert any(why in note for note in result.notes)
 
 
-@pytest.mark.parametrize(("ahead", "told"), [(True, True), (False, False), (None, False)])
-def test_a_scheduler_that_plans_ahead_says_so(ahead: bool | None, told: bool) -> None:
-    assert found(ahead=ahead).boot_envelope.plan_ahead is told
+@pytest.mark.parametrize(("ahead", "expected"), [(True, True), (False, False), (None, False)])
+def test_a_scheduler_that_plans_ahead_says_so(ahead: bool | None, expected: bool) -> None:
+    assert found(ahead=ahead).boot_envelope.plan_ahead is expected
 
 
 def test_without_chunks_the_budget_holds_a_whole_prompt() -> None:

@@ -195,7 +195,7 @@ class Load:
     """Clients that ask without a pause; every answer must be whole."""
 
     def __init__(self, server: Server, clients: int) -> None:
-        self.server, self.stopped, self.asked, self.failed = server, False, 0, []
+        self.server, self.stopped, self.sent, self.failed = server, False, 0, []
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(clients)]
 
@@ -216,7 +216,7 @@ class Load:
             try:
                 self.server.complete(prompt(chance.randrange(1 << 30), tokens), chance.choice([1, 5, 20, 40]))
                 with self._lock:
-                    self.asked += 1
+                    self.sent += 1
             except (AssertionError, httpx.HTTPError) as error:
                 self.failed.append(repr(error))
                 return
@@ -286,7 +286,7 @@ def test_thousands_of_pushes_under_load(server: Server) -> None:
         for finished in [pushers.submit(pusher, seed, PUSHES // 8) for seed in range(8)]:
             finished.result()
     assert not load.failed, load.failed
-    assert load.asked > 20
+    assert load.sent > 20
     print(dict(codes))
     assert {"200", "401", "409 conflict_revision", "409 held_by_other", "422 malformed", "422 outside_envelope"} <= set(
         codes
@@ -329,7 +329,7 @@ def test_reading_at_the_usual_pace_loses_nothing(server: Server) -> None:
     steps = [int(step) for reading in readings for step in reading.steps.step]
     assert not load.failed and not any(reading.lost_steps or reading.lost_requests for reading in readings)
     assert steps == list(range(before.state.step, before.state.step + len(steps))) and len(steps) > 10
-    assert sum(len(reading.requests) for reading in readings) == load.asked
+    assert sum(len(reading.requests) for reading in readings) == load.sent
 
 
 def test_access_needs_the_token(server: Server) -> None:
