@@ -3,7 +3,6 @@
 For tests, for the comparison with a twin, and for fleets of engines that must cost nothing.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from rooftune.engine.step import ModelFacts, Segment, StepBatch
@@ -16,11 +15,7 @@ _MASK = (1 << 64) - 1
 
 FAKE_FACTS = ModelFacts(
     name="fake",
-    family="fake",
     parameters=0,
-    weight_bytes=0,
-    kv_bytes_per_token=0,
-    layers=0,
     vocab_tokens=VOCAB_TOKENS,
     max_model_tokens=10_000_000,
     dtype="none",
@@ -53,17 +48,6 @@ def _spoken(content: int, seed: int, vocab_tokens: int) -> int:
     """The token that follows a content; it lies in the upper half of the vocabulary."""
     half = vocab_tokens // 2
     return half + (_mixed(content, seed) >> 11) % (vocab_tokens - half)
-
-
-def expected_tokens(prompt: Sequence[int], count: int, seed: int = 0, vocab_tokens: int = VOCAB_TOKENS) -> list[int]:
-    """The ``count`` tokens that follow a prompt, whatever the schedule."""
-    content, tokens = 0, []
-    for token_id in prompt:
-        content = _mixed(content, token_id)
-    for _ in range(count):
-        tokens.append(_spoken(content, seed, vocab_tokens))
-        content = _mixed(content, tokens[-1])
-    return tokens
 
 
 class FakeRunner:

@@ -4,7 +4,7 @@ No torch here: the fake runner and the loop use these types as well.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -98,23 +98,19 @@ class StepBatch:
 class ModelFacts:
     """What is fixed about a loaded model and its KV store.
 
-    kv_bytes_per_token: keys and values of all layers. max_model_tokens: positions the model was made for.
-    kv_blocks: KV blocks in the store, block_tokens tokens each. eos_token_ids: tokens that end an answer.
+    max_model_tokens: positions the model was made for. kv_blocks: KV blocks in the store, block_tokens tokens each.
+    eos_token_ids: tokens that end an answer.
     """
 
     name: str
-    family: str
     parameters: int
-    weight_bytes: int
-    kv_bytes_per_token: int
-    layers: int
     vocab_tokens: int
     max_model_tokens: int
     dtype: str
     device: str
     kv_blocks: int
     block_tokens: int
-    eos_token_ids: tuple[int, ...] = field(default=())
+    eos_token_ids: tuple[int, ...] = ()
 
     @property
     def kv_tokens(self) -> int:

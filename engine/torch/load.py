@@ -127,16 +127,15 @@ def make_runner(
     model.set_attn_implementation(ATTENTION)
     model.eval()
     layers, kv_heads, head_dim = _attention_shape(config)
-    token_bytes = kv_bytes_per_token(config, model.dtype)
     if block_tokens < 1:
         raise bad_value("block size", block_tokens, "at least 1 token", "16 is usual")
     most_tokens = int(config.max_position_embeddings)
     parameters = sum(weight.numel() for weight in model.parameters())
-    weight_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     if pack and can_pack(model):
         pack_linears(model)
     if kv_blocks is None:
-        kv_blocks = auto_kv_blocks(model.device, token_bytes * block_tokens, most_tokens, block_tokens)
+        block_bytes = block_tokens * kv_bytes_per_token(config, model.dtype)
+        kv_blocks = auto_kv_blocks(model.device, block_bytes, most_tokens, block_tokens)
     store = KvStore(
         layers=layers,
         blocks=kv_blocks,
@@ -148,11 +147,7 @@ def make_runner(
     )
     facts = ModelFacts(
         name=name,
-        family=config.model_type,
         parameters=parameters,
-        weight_bytes=weight_bytes,
-        kv_bytes_per_token=token_bytes,
-        layers=layers,
         vocab_tokens=int(config.vocab_size),
         max_model_tokens=most_tokens,
         dtype=str(model.dtype).removeprefix("torch."),

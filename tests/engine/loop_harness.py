@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rooftune.engine.fake import FAKE_FACTS, FakeRunner, ManualClock, expected_tokens
+from rooftune.engine.fake import FAKE_FACTS, FakeRunner, ManualClock
 from rooftune.engine.interface import FinishReason, GenerationRequest, TokenEvent
 from rooftune.engine.options import EngineOptions
 from rooftune.engine.running import RunningEngine
@@ -16,6 +16,7 @@ from rooftune.policies import request as r
 from rooftune.policies import wire
 from rooftune.policies.request import Setting, State
 from rooftune.policies.step_time import NAMED_MODELS
+from tests.engine.fake_tokens import expected_tokens
 from tests.properties.block_check import check_blocks
 
 BOOT = Setting(step_tokens=64, max_running=8)

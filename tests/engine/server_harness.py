@@ -49,11 +49,7 @@ class LetterRunner:
         self.broken = False
         self.facts = ModelFacts(
             name=MODEL,
-            family="llama",
             parameters=1,
-            weight_bytes=1,
-            kv_bytes_per_token=1,
-            layers=1,
             vocab_tokens=512,
             max_model_tokens=max_model_tokens,
             dtype="float32",

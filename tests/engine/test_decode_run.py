@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rooftune.engine.decode_run import DecodeRun
-from rooftune.engine.fake import expected_tokens
 from rooftune.engine.flight import Gaps
 from rooftune.engine.interface import TokenEvent
 from rooftune.engine.running import RunningEngine
 from rooftune.policies.request import Setting
+from tests.engine.fake_tokens import expected_tokens
 from tests.engine.loop_harness import Callers, check_books, check_nothing_left, engine, push
 
 BOUNDS_S = (0.009, 0.01, 0.0105)

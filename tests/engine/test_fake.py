@@ -2,9 +2,10 @@
 
 import pytest
 
-from rooftune.engine.fake import VOCAB_TOKENS, FakeRunner, ManualClock, expected_tokens
+from rooftune.engine.fake import VOCAB_TOKENS, FakeRunner, ManualClock
 from rooftune.engine.step import Sampling, Segment, StepBatch
 from rooftune.policies.step_time import StepModel, step_time
+from tests.engine.fake_tokens import expected_tokens
 
 MODEL = StepModel(0.001, 0.0001, 0.002, 1e-5, 1e-4, 1e-6, 0.0)
 PROMPT = [5, 9, 2, 7, 7, 1]

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rooftune.engine.fake import expected_tokens
 from rooftune.policies.envelope import Envelope, full_bounds
 from rooftune.policies.request import FCFS, FIXED_BUDGET
 from rooftune.tuner.sim.result import RunResult
 from rooftune.tuner.sim.twin import simulate
 from tests.engine.drive import Log, consistent, prompts_of, replay
+from tests.engine.fake_tokens import expected_tokens
 from tests.twin.random_runs import SEEDS, Run, make_run, picker
 from tests.twin.walk import walk
 

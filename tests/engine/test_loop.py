@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rooftune.engine.fake import expected_tokens
 from rooftune.engine.interface import Busy, FinishReason, Stopping, TooLong
 from rooftune.policies.errors import InputError
 from rooftune.policies.request import Setting
+from tests.engine.fake_tokens import expected_tokens
 from tests.engine.loop_harness import BOOT, Callers, check_books, check_nothing_left, engine, push
 
 SETTINGS = [

@@ -16,7 +16,15 @@ from rooftune.engine.step import Segment, StepBatch  # noqa: E402
 from rooftune.engine.torch import load as memory  # noqa: E402
 from rooftune.engine.torch.get_model import get_model  # noqa: E402
 from rooftune.engine.torch.linear import PackedLinear, can_pack  # noqa: E402
-from rooftune.engine.torch.load import ModelTokenizer, choose_device, choose_dtype, load_runner, load_tokenizer  # noqa: E402
+from rooftune.engine.torch.load import (  # noqa: E402
+    ModelTokenizer,
+    choose_device,
+    choose_dtype,
+    kv_bytes_per_token,
+    load_runner,
+    load_tokenizer,
+    read_config,
+)
 from rooftune.engine.torch.make_model import make_model  # noqa: E402
 from rooftune.policies.errors import InfeasibleError, InputError  # noqa: E402
 from tests.engine.server_harness import soon  # noqa: E402
@@ -35,8 +43,8 @@ def test_a_generated_model_loads_and_runs(made: Path) -> None:
     runner = load_runner(str(made), dtype="float32", kv_blocks=8)
     facts = runner.facts
     weights = made / "model.safetensors"
-    assert facts.kv_bytes_per_token == 2 * 2 * 2 * 16 * 4, "keys and values, 2 layers, 2 heads of 16, float32"
-    assert facts.weight_bytes == 4 * facts.parameters
+    found = kv_bytes_per_token(read_config(str(made)), torch.float32)
+    assert found == 2 * 2 * 2 * 16 * 4, "keys and values, 2 layers, 2 heads of 16, float32"
     assert abs(weights.stat().st_size - 2 * facts.parameters) < 8192, "bfloat16 on disk, and only the weights"
     assert (facts.kv_tokens, facts.max_model_tokens, facts.eos_token_ids) == (128, 512, (2,))
     (token,) = runner.run(StepBatch((Segment([5, 6, 7], 0, [3], True),)))
@@ -53,7 +61,7 @@ def test_packed_linear_layers_give_the_same_tokens_in_bfloat16_on_a_cpu(made: Pa
     assert type(packed._head) is PackedLinear
     assert PackedLinear not in map(type, plain._inner.modules()), "float32 keeps torch's own sums"
     facts = packed.facts
-    assert facts.parameters == plain.facts.parameters and facts.weight_bytes == 2 * facts.parameters
+    assert facts.parameters == plain.facts.parameters
     for rows in (1, 7, 200):
         hidden = torch.randn(2, rows, 64, generator=torch.Generator().manual_seed(rows)).to(torch.bfloat16)
         linear = torch.nn.Linear(64, 48, bias=rows == 7, dtype=torch.bfloat16)

@@ -13,11 +13,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rooftune.engine.fake import expected_tokens
 from rooftune.engine.server import command as server_command
 from rooftune.engine.server.command import FAKE_PROMPT_VOCAB_TOKENS
 from rooftune.policies.commands import COMMAND_GROUP
 from rooftune.tuner.cli.main import main
+from tests.engine.fake_tokens import expected_tokens
 from tests.links import import_path
 
 ROOT = Path(__file__).resolve().parents[2]
