@@ -50,16 +50,14 @@ def message_of(value: Any) -> str:
 class Flight:
     """Times are seconds since the start of the replay.
 
-    sent_s: NaN until it is sent. token_s: when each output token was read; event_tokens: how many tokens each output
-    event held. last_is_notice: an empty text that only names the reason of the end. closed: the server said that the
-    answer is complete.
+    sent_s: NaN until it is sent. token_s: when each output token was read. last_is_notice: the latest is an empty text
+    that only names the reason of the end. closed: the server said that the answer is complete.
     """
 
     index: int
     planned_s: float
     sent_s: float = math.nan
     token_s: list[float] = field(default_factory=list)
-    event_tokens: list[int] = field(default_factory=list)
     last_is_notice: bool = False
     counted_tokens: int | None = None
     cached_tokens: int | None = None
@@ -107,7 +105,6 @@ class Flight:
         tokens = len(ids) if isinstance(ids, list) else 1
         if tokens:
             self.token_s += [now_s] * tokens
-            self.event_tokens.append(tokens)
             self.last_is_notice = finish is not None and not choice.get("text") and not ids
         self.closed = self.closed or finish is not None
 
@@ -121,7 +118,6 @@ class Flight:
         # Some servers name the reason of the end in an event of its own, without a token; their count tells.
         if self.last_is_notice and self.counted_tokens == len(self.token_s) - 1:
             self.token_s.pop()
-            self.event_tokens.pop()
         if not self.closed:
             self.fail("cut_short", "the stream ended without its end mark")
         elif not self.token_s:

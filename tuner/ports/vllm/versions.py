@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import total_ordering
 
 
 class Flag(StrEnum):
@@ -28,17 +27,13 @@ class Hook(StrEnum):
     NONE = "none"  # no place to serve the protocol from
 
 
-@total_ordering
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Version:
     """major.minor.patch of a release, what follows them left out."""
 
     major: int
     minor: int
     patch: int = 0
-
-    def __lt__(self, other: "Version") -> bool:
-        return (self.major, self.minor, self.patch) < (other.major, other.minor, other.patch)
 
     def __str__(self) -> str:
         return f"{self.major}.{self.minor}.{self.patch}"
