@@ -76,8 +76,7 @@ def _predicted(record: CycleRecord) -> str:
 def _verdict(verify: VerifyPart | None) -> str:
     if verify is None or verify.observed_gain is None:
         return ""
-    width = "" if verify.half_width is None else f" +/- {verify.half_width * 100:.1f}"
-    return f", {points(verify.observed_gain)}{width} points on {verify.requests} requests"
+    return f", {points(verify.observed_gain, verify.half_width)} points on {verify.requests} requests"
 
 
 Tell = Callable[[str], None]

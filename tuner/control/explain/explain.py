@@ -221,12 +221,10 @@ def _decided(record: CycleRecord) -> str:
 def _verdict(verify: VerifyPart | None) -> str:
     if verify is None:
         return ""
-    gain, predicted, width = verify.observed_gain, verify.predicted_gain, verify.half_width
     numbers = ""
-    if gain is not None:
-        band = "" if width is None else f" +/- {points(width)[1:]}"
-        promised = "" if predicted is None else f", predicted {points(predicted)}"
-        numbers = f": gain {points(gain)}{band} points{promised}"
+    if verify.observed_gain is not None:
+        predicted = "" if verify.predicted_gain is None else f", predicted {points(verify.predicted_gain)}"
+        numbers = f": gain {points(verify.observed_gain, verify.half_width)} points{predicted}"
     crossed = f", crossed {', '.join(verify.crossed)}" if verify.crossed else ""
     return f"; the push of cycle {verify.push_cycle} was {verify.verdict}{numbers}{crossed}"
 
@@ -262,9 +260,9 @@ def share(value: float) -> str:
     return f"{value * 100:.3g} %" if value < 0.999 or value >= 1.0 else f"{value * 100:.2f} %"
 
 
-def points(value: float) -> str:
-    """A difference of shares in percentage points with its sign: +1.2."""
-    return f"{value * 100:+.1f}"
+def points(value: float, half_width: float | None = None) -> str:
+    """A difference of shares in percentage points with its sign, and its interval where known: +1.2 +/- 0.4."""
+    return f"{value * 100:+.1f}" + ("" if half_width is None else f" +/- {half_width * 100:.1f}")
 
 
 def seconds(value: float) -> str:

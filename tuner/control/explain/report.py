@@ -80,13 +80,12 @@ def _pushes(records: list[CycleRecord]) -> list[str]:
     for number, changes in pushed.items():
         verify, record = verdicts.get(number), by_number.get(number)
         gain = record.proposal.gain if record is not None and record.proposal is not None else None
-        if verify is not None and verify.predicted_gain is not None:
-            gain = verify.predicted_gain
+        observed, verdict = "", "none"
+        if verify is not None:
+            gain = gain if verify.predicted_gain is None else verify.predicted_gain
+            observed = "" if verify.observed_gain is None else points(verify.observed_gain, verify.half_width)
+            verdict = f"{verify.verdict} ({verify.reason})"
         predicted = "" if gain is None else points(gain)
-        observed = "" if verify is None or verify.observed_gain is None else points(verify.observed_gain)
-        if observed and verify is not None and verify.half_width is not None:
-            observed += f" +/- {verify.half_width * 100:.1f}"
-        verdict = "none" if verify is None else f"{verify.verdict} ({verify.reason})"
         lines.append(f"| {number} | {knobs(changes)} | {predicted} | {observed} | {verdict} |")
     return [*lines, "", "Predicted and observed: percentage points of requests within the targets."]
 

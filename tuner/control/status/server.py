@@ -108,24 +108,15 @@ def _json(value: dict[str, Any], status: int = 200, headers: Mapping[str, str] |
 
 
 def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return _json({"error": error.detail}, error.status_code, error.headers)
-
-
-def _no_such_page(request: Request, error: Exception) -> Response:
-    paths = [route.path for route in request.app.routes]
-    return _json({"error": f"no such page; there are {', '.join(paths)}"}, 404)
-
-
-def _wrong_method(request: Request, error: Exception) -> Response:
-    headers = getattr(error, "headers", None) or {}
-    status = 405 if request.method in ("GET", "HEAD", "POST") else 501
-    return _json({"error": f"{request.scope['path']} takes {headers.get('Allow')}"}, status, headers)
-
-
-def _client_left(request: Request, error: Exception) -> Response:
-    """No answer can reach it, and it is no defect of ours."""
-    return Response(status_code=400)
+    if not isinstance(error, HTTPException):  # the client left before its body was whole: no defect of ours
+        return Response(status_code=400)
+    status, text, headers = error.status_code, error.detail, error.headers or {}
+    if status == 404:
+        text = f"no such page; there are {', '.join(route.path for route in request.app.routes)}"
+    elif status == 405:
+        text = f"{request.scope['path']} takes {headers.get('Allow')}"
+        status = 405 if request.method in ("GET", "HEAD", "POST") else 501
+    return _json({"error": text}, status, headers)
 
 
 async def _read_body(request: Request) -> CommandBody:
@@ -197,10 +188,7 @@ class StatusServer:
         }
         routes = [Route(path, page) for path, page in pages.items()]
         routes += [Route(f"/{kind}", self._command, methods=["POST"]) for kind in _COMMANDS]
-        handlers: dict[Any, Callable[[Request, Exception], Response]] = {
-            404: _no_such_page, 405: _wrong_method, HTTPException: _refused, ClientDisconnect: _client_left
-        }  # fmt: skip
-        app = Starlette(routes=routes, exception_handlers=handlers)
+        app = Starlette(routes=routes, exception_handlers={HTTPException: _refused, ClientDisconnect: _refused})
         app.router.redirect_slashes = False
         return app
 
