@@ -5,8 +5,7 @@ import numpy as np
 from rooftune.policies.outcomes import Outcomes
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import Condition, Override, Slo, Target
-from rooftune.tuner.report.build import condition_words, setting_values, target_parts
-from rooftune.tuner.report.tables import group_parts, groups_of
+from rooftune.tuner.report.build import condition_words, group_parts, groups_of, setting_values, target_parts
 
 SLO = Slo((Target("ttft", 1.0, 0.99),))
 

@@ -1,15 +1,19 @@
 """From what the search returns to a ``RunRecord``: the only place where its values become plain ones."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from rooftune.policies.envelope import KNOB
+from rooftune.policies.outcomes import BoolArray, IntArray, Outcomes
+from rooftune.policies.quantiles import quantile
 from rooftune.policies.request import Setting
-from rooftune.policies.slo import Condition, MarginRow, Slo
+from rooftune.policies.slo import Condition, MarginRow, Slo, good
 from rooftune.policies.step_time import StepModel, knee_tokens
 from rooftune.tuner.record import (
     EnginePart,
+    GroupFigures,
+    GroupPart,
     MarginPart,
     RunRecord,
     SearchPart,
@@ -23,7 +27,6 @@ from rooftune.tuner.record import (
     plain,
 )
 from rooftune.tuner.report.details import Replayed, curve_part, feasible_part, timeline_part
-from rooftune.tuner.report.tables import group_parts
 from rooftune.tuner.search.evaluation import Evaluation, Recommendation, Role
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.traffic.workload import Traffic
@@ -32,7 +35,7 @@ _ALWAYS_SHOWN = ("step_tokens", "chunk_cap_tokens", "max_running")
 
 
 def setting_values(setting: Setting) -> dict[str, int | float]:
-    """Budget, chunk cap and sequence cap, then whatever is not at its default and has a say in this setting."""
+    """Budget, chunk cap and sequence cap, then every knob that is not at its default and acts in this setting."""
     standard = Setting._field_defaults
     return {
         name: value
@@ -141,7 +144,7 @@ def target_parts(slo: Slo) -> tuple[TargetPart, ...]:
 
 
 def target_index(slo: Slo, row: MarginRow) -> int:
-    """Of the row's target among all."""
+    """Where the row's target stands among all targets."""
     return slo.all_targets().index((row.target, row.override_index))
 
 
@@ -235,4 +238,62 @@ def run_record(
         trials=tuple(trial_part(evaluation) for evaluation in found.evaluations),
         groups=group_parts(found.current_result.outcomes, found.best_result.outcomes, slo),
         twin_error=twin_error(step_model),
+    )
+
+
+PROMPT_EDGES_TOKENS = (500, 2_000, 8_000, 32_000)
+OUTPUT_EDGES_TOKENS = (50, 200, 1_000)
+MOST_TENANTS = 12
+Group = tuple[str, str, BoolArray]  # dimension, name, members (n,)
+
+
+def _bands(dimension: str, tokens: IntArray, edges: tuple[int, ...]) -> Iterator[Group]:
+    low = 0
+    for high in edges:
+        name = f"{low + 1:,} to {high:,} tokens" if low else f"up to {high:,} tokens"
+        yield dimension, name, (tokens > low) & (tokens <= high)
+        low = high
+    yield dimension, f"above {low:,} tokens", tokens > low
+
+
+def groups_of(outcomes: Outcomes) -> list[Group]:
+    """All requests, then by prompt length, output length, tenant and cache hit; empty groups are left out."""
+    found: list[Group] = [("all", "all requests", np.ones(len(outcomes), dtype=np.bool_))]
+    found += _bands("prompt length", outcomes.prompt_tokens, PROMPT_EDGES_TOKENS)
+    found += _bands("output length", outcomes.output_tokens, OUTPUT_EDGES_TOKENS)
+    if len(outcomes.tenant) and len(outcomes.tenant_names) > 1:
+        counts = np.bincount(outcomes.tenant, minlength=len(outcomes.tenant_names))
+        for code in np.argsort(-counts, kind="stable")[:MOST_TENANTS].tolist():
+            found.append(("tenant", outcomes.tenant_names[code], outcomes.tenant == code))
+    if len(outcomes.cached_tokens) and outcomes.cached_tokens.any():
+        hit = outcomes.cached_tokens > 0
+        found += [("prefix cache", "prefix found", hit), ("prefix cache", "nothing found", ~hit)]
+    return [group for group in found if group[2].any()]
+
+
+def _figures(outcomes: Outcomes, is_good: BoolArray, members: BoolArray) -> GroupFigures:
+    """Failed requests count as endless, as they do for a target."""
+    finished = outcomes.finished
+    ttft_s = np.where(finished, outcomes.first_token_s - outcomes.arrival_s, np.inf)[members]
+    longest_s = np.where(finished, outcomes.longest_gap_s, np.inf)[members & ((outcomes.gap_count > 0) | ~finished)]
+    return GroupFigures(
+        attainment=digits(is_good[members].mean()),
+        ttft_p50_s=plain(quantile(ttft_s, 0.5)),
+        ttft_p99_s=plain(quantile(ttft_s, 0.99)),
+        longest_gap_p99_s=plain(quantile(longest_s, 0.99)),
+    )
+
+
+def group_parts(current: Outcomes, best: Outcomes, slo: Slo) -> tuple[GroupPart, ...]:
+    """One row a group. Both runs must be of the same traffic."""
+    good_current, good_best = good(current, slo), good(best, slo)
+    return tuple(
+        GroupPart(
+            dimension=dimension,
+            group=name,
+            requests=int(members.sum()),
+            current=_figures(current, good_current, members),
+            best=_figures(best, good_best, members),
+        )
+        for dimension, name, members in groups_of(current)
     )

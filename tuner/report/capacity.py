@@ -46,7 +46,7 @@ LEVER_WORDS = {
 
 
 class CapacityRecord(Part):
-    """What one engine carries. scale, rate_rps: highest rate tried that meets every target, null for none.
+    """What one engine carries. scale, rate_rps: highest rate tried that meets every target, null when no rate does.
 
     above_scale: lowest rate tried that does not, null when all did. breaks: index into ``targets`` of the one that
     fails first, with its margins just above. at: the replay at ``scale``. Everything is simulated.

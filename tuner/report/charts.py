@@ -224,7 +224,7 @@ def tails_against_budget(record: RunRecord) -> Plot | None:
 
 
 def _latencies(label: str, values: Sequence[Number], bound: float | None) -> tuple[list[float | None], Axis]:
-    """Finite values as they are, endless ones above all others; an axis for those drawn and the bound."""
+    """Where to draw each value (one that never came: above all others), and an axis that holds them and the bound."""
     top = max((value for value in values if isinstance(value, float) and value > 0), default=1.0) * ENDLESS_FACTOR
     drawn = [top if isinstance(value, str) else value for value in values]
     shown = [value for value in drawn if value] or [1.0]

@@ -73,7 +73,7 @@ def extras(record: RunRecord) -> tuple[str, ...]:
 
 
 def target_floor_s(record: RunRecord, index: int) -> float | None:
-    """The best value of that target's metric that any setting reached on the whole traffic; None for none."""
+    """The best value of that target's metric that any setting reached on the whole traffic; None when none did."""
     tried = [record.current, record.best, record.random_best, *(t for t in record.trials if t.whole_traffic)]
     reached = [trial.margins[index].measured_s for trial in tried]
     return min((value for value in reached if isinstance(value, float)), default=None)

@@ -152,6 +152,6 @@ def undo(record: RunRecord) -> tuple[str, ...]:
 
 
 def difference(record: RunRecord) -> str:
-    """Of the shares of good requests, in percentage points with their sign."""
+    """The change in the share of good requests, in percentage points with a sign."""
     before, after = record.current.attainment, record.best.attainment
     return words.NO_VALUE if before is None or after is None else f"{(after - before) * 100:+.1f}"

@@ -180,7 +180,7 @@ class Plot:
 
     @property
     def svg(self) -> str:
-        """The element."""
+        """The plot as an SVG element."""
         name = self.name
         return "\n".join(
             [

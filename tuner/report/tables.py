@@ -1,15 +1,10 @@
 """Tables as data, one meaning for HTML, Markdown and the terminal. Every number with unit, count and source."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from rooftune.policies.envelope import KNOB_LABELS
-from rooftune.policies.outcomes import BoolArray, IntArray, Outcomes
-from rooftune.policies.quantiles import quantile
-from rooftune.policies.slo import Slo, good
-from rooftune.tuner.record import GroupFigures, GroupPart, MarginPart, RunRecord, TrialPart, digits, plain
+from rooftune.tuner.record import GroupFigures, MarginPart, RunRecord, TrialPart
 from rooftune.tuner.report import flags, words
 from rooftune.tuner.report.findings import missed
 from rooftune.tuner.report.headline import after_word
@@ -17,7 +12,7 @@ from rooftune.tuner.report.headline import after_word
 
 @dataclass(frozen=True)
 class Table:
-    """``numeric``: columns whose cells are numbers (aligned to the right). note: what the reader must know."""
+    """``numeric``: columns of numbers, aligned to the right. note: what the reader must know."""
 
     title: str
     header: tuple[str, ...]
@@ -115,13 +110,13 @@ def baselines(record: RunRecord) -> Table:
 
 
 def budget_and_cap(trial: TrialPart) -> tuple[str, str]:
-    """Two cells of columns in tokens."""
+    """Budget and chunk cap as two cells, in tokens."""
     cap = trial.chunk_cap_tokens
     return words.count(trial.step_tokens), words.count(cap) if cap else "none"
 
 
 def best_of(trials: Sequence[TrialPart], objective: str) -> TrialPart | None:
-    """Feasible first, then what is maximised; the first of equals. None for none."""
+    """A feasible trial before others, then the larger objective, then the first. None without trials."""
 
     def rank(trial: TrialPart) -> tuple[bool, float]:
         return trial.feasible, (trial.goodput_rps if objective == "goodput" else trial.tokens_per_s) or 0.0
@@ -247,62 +242,4 @@ def elsewhere(record: RunRecord) -> Table:
         ("engine", "knob", "setting", "how it takes effect"),
         flags.elsewhere(record, record.best),
         "The twin follows vLLM's scheduler; on another engine these figures are only a start.",
-    )
-
-
-PROMPT_EDGES_TOKENS = (500, 2_000, 8_000, 32_000)
-OUTPUT_EDGES_TOKENS = (50, 200, 1_000)
-MOST_TENANTS = 12
-Group = tuple[str, str, BoolArray]  # by what, its name, its members of shape (n,)
-
-
-def _bands(dimension: str, tokens: IntArray, edges: tuple[int, ...]) -> Iterator[Group]:
-    low = 0
-    for high in edges:
-        name = f"{low + 1:,} to {high:,} tokens" if low else f"up to {high:,} tokens"
-        yield dimension, name, (tokens > low) & (tokens <= high)
-        low = high
-    yield dimension, f"above {low:,} tokens", tokens > low
-
-
-def groups_of(outcomes: Outcomes) -> list[Group]:
-    """All requests, then by prompt length, output length, tenant and cache hit; empty groups are left out."""
-    found: list[Group] = [("all", "all requests", np.ones(len(outcomes), dtype=np.bool_))]
-    found += _bands("prompt length", outcomes.prompt_tokens, PROMPT_EDGES_TOKENS)
-    found += _bands("output length", outcomes.output_tokens, OUTPUT_EDGES_TOKENS)
-    if len(outcomes.tenant) and len(outcomes.tenant_names) > 1:
-        counts = np.bincount(outcomes.tenant, minlength=len(outcomes.tenant_names))
-        for code in np.argsort(-counts, kind="stable")[:MOST_TENANTS].tolist():
-            found.append(("tenant", outcomes.tenant_names[code], outcomes.tenant == code))
-    if len(outcomes.cached_tokens) and outcomes.cached_tokens.any():
-        hit = outcomes.cached_tokens > 0
-        found += [("prefix cache", "prefix found", hit), ("prefix cache", "nothing found", ~hit)]
-    return [group for group in found if group[2].any()]
-
-
-def _figures(outcomes: Outcomes, is_good: BoolArray, members: BoolArray) -> GroupFigures:
-    """Failed requests count as endless, as they do for a target."""
-    finished = outcomes.finished
-    ttft_s = np.where(finished, outcomes.first_token_s - outcomes.arrival_s, np.inf)[members]
-    longest_s = np.where(finished, outcomes.longest_gap_s, np.inf)[members & ((outcomes.gap_count > 0) | ~finished)]
-    return GroupFigures(
-        attainment=digits(is_good[members].mean()),
-        ttft_p50_s=plain(quantile(ttft_s, 0.5)),
-        ttft_p99_s=plain(quantile(ttft_s, 0.99)),
-        longest_gap_p99_s=plain(quantile(longest_s, 0.99)),
-    )
-
-
-def group_parts(current: Outcomes, best: Outcomes, slo: Slo) -> tuple[GroupPart, ...]:
-    """One row a group. Both runs must be of the same traffic."""
-    good_current, good_best = good(current, slo), good(best, slo)
-    return tuple(
-        GroupPart(
-            dimension=dimension,
-            group=name,
-            requests=int(members.sum()),
-            current=_figures(current, good_current, members),
-            best=_figures(best, good_best, members),
-        )
-        for dimension, name, members in groups_of(current)
     )

@@ -12,11 +12,11 @@ _UNIT = re.compile(r"(?<=[0-9]) (?=(?:%|µs|ms|s|tokens|requests?/s|tokens?/s|pe
 
 _FLAG = "--[a-z][a-z-]*(?: [0-9]+)?"
 FLAG = re.compile(_FLAG)
-FLAGS = re.compile(f"{_FLAG}(?: {_FLAG})*")  # in a row, as they are copied
-COLUMNS = 100  # of the terminal
+FLAGS = re.compile(f"{_FLAG}(?: {_FLAG})*")  # several in a row, as an operator copies them
+COLUMNS = 100  # as wide as a terminal's text gets
 _INDENT = 11
 
-_HUGE = 10_000.0  # of a bound: more digits would tell nothing and tear the table
+_HUGE = 10_000.0  # times the bound; more digits say nothing and tear the table
 NO_VALUE = "no samples"
 NEVER = "never"
 
@@ -80,7 +80,7 @@ def tied(text: str) -> str:
 
 
 def entry(label: str, text: str) -> list[str]:
-    """Lines for a terminal: the label, then the text beside it. Flags in a row are not wrapped: they will be copied."""
+    """Lines for a terminal: the label, then the text beside it. Flags in a row stay on one line, to be copied."""
     lines = textwrap.wrap(
         FLAGS.sub(lambda found: found[0].replace(" ", NO_BREAK_SPACE), tied(text)),
         COLUMNS,
