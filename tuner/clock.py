@@ -1,5 +1,6 @@
 """Time as an argument: code that waits or stamps gets a clock, so that tests can set it."""
 
+import re
 import time
 from typing import Protocol
 
@@ -7,10 +8,15 @@ from typing import Protocol
 UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 NUMBER = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?"
 MAX_DURATION_S = 1e9
+_DURATION = re.compile(rf"([+-]?{NUMBER}) ?(us|ms|s|m|h|d)")
 
 
-def in_seconds(number: str, unit: str) -> float:
-    """Seconds of a number in one of ``UNIT_S``."""
+def in_seconds(text: str) -> float | None:
+    """Seconds of ``2s``, ``30ms``, ``1.5m``, ``250us``, ``2h`` or ``1d``; None for a text of another form."""
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        return None
+    number, unit = found.groups()
     # Division keeps 30ms at the float nearest to 0.03, where a product with 1e-3 may miss it by a bit.
     return float(number) / round(1 / UNIT_S[unit]) if UNIT_S[unit] < 1 else float(number) * UNIT_S[unit]
 

@@ -129,6 +129,19 @@ def _read_bytes(path: str | Path, unpack: bool) -> bytes:
     return data
 
 
+def read_small(path: str | Path, what: str, most_bytes: int, remedy: str = "check the path") -> bytes:
+    """A file of at most ``most_bytes``. what: the file in a message. Raises InputError when it cannot be read."""
+    try:
+        with open(path, "rb") as stream:
+            data = stream.read(most_bytes + 1)
+    except (OSError, ValueError) as error:  # a NUL inside the path is a ValueError
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{what} cannot be read: {reason}; check the path") from None
+    if len(data) > most_bytes:
+        raise InputError(f"{what} is larger than {most_bytes} bytes; {remedy}")
+    return data
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Write ``text`` as UTF-8, whole or not at all. Raises what ``write_whole`` raises."""
     try:

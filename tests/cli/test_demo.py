@@ -19,6 +19,7 @@ from rooftune.policies.commands import COMMAND_GROUP
 from rooftune.policies.errors import InputError, RefusedError
 from rooftune.policies.guard import Action, Reason
 from rooftune.policies.request import Setting
+from rooftune.tuner.bench.children import Follower
 from rooftune.tuner.cli.demo.plan import (
     DOCUMENT_EVERY,
     Bounds,
@@ -29,7 +30,7 @@ from rooftune.tuner.cli.demo.plan import (
     speed_of,
     traffic_csv,
 )
-from rooftune.tuner.cli.demo.story import Follower, asked_for, closing, happened, opening, settled, status
+from rooftune.tuner.cli.demo.story import asked_for, closing, happened, opening, settled, status
 from rooftune.tuner.cli.main import main
 from rooftune.tuner.control.status.log import outcome_fields
 from tests.bench.test_children import gone

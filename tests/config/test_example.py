@@ -12,16 +12,8 @@ from pydantic import BaseModel
 from rooftune.policies.guard import GuardLimits
 from rooftune.policies.slo import PROFILES
 from rooftune.policies.verify import RollbackThresholds
-from rooftune.tuner.config import (
-    Config,
-    EngineSection,
-    GuardSection,
-    RollbackSection,
-    TokenFile,
-    json_schema,
-    load_config,
-)
-from rooftune.tuner.config.sections import SearchKnob
+from rooftune.tuner.config import Config, EngineSection, TokenFile, json_schema, load_config
+from rooftune.tuner.config.sections import GuardSection, RollbackSection, SearchKnob
 from rooftune.tuner.search.space import EVERYTHING
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

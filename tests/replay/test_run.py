@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from rooftune.policies.errors import RefusedError
-from rooftune.tuner.replay.run import Send, prepare_bodies, send_all
+from rooftune.tuner.replay.run import prepare_bodies, send_all
 from rooftune.tuner.replay.stream import Flight
-
 
 
 def run(planned_s: list[float], ask: Ask, stop: asyncio.Event | None = None) -> tuple[list[Flight], list[int]]:

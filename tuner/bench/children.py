@@ -1,5 +1,6 @@
 """Commands of ours run as processes beside us: an engine, a client, a controller; and all of them gone afterwards."""
 
+import json
 import os
 import re
 import select
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from rooftune.policies.errors import MissingDataError, UnreachableError
 
@@ -212,6 +213,34 @@ def run_to_end(child: Child, wait_s: float) -> None:
         raise UnreachableError(f"{child.name} has not ended after {wait_s:g} s: {child.last_words()}") from None
     if code != 0:
         raise UnreachableError(f"{child.name} ended with {code}: {child.last_words()}")
+
+
+Event = dict[str, Any]
+
+
+class Follower:
+    """A controller's log, line by line as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._at = path, 0
+
+    def new(self) -> Iterator[Event]:
+        """Whole lines since the last call that are cycles."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._at)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        whole = data.rfind(b"\n") + 1
+        self._at += whole
+        for line in data[:whole].splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:  # a warning of a library, not a line of the log
+                continue
+            if isinstance(event, dict) and "cycle" in event:
+                yield event
 
 
 def link_packages(folder: Path) -> Path:

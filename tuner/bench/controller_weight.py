@@ -4,7 +4,6 @@ An engine without a model and the controller in shadow mode, as processes. First
 until a search has run in the controller's child. Memory and time are the controller's own; the child's are apart.
 """
 
-import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ import yaml
 
 from rooftune.policies.commands import Figure
 from rooftune.policies.errors import UnreachableError
-from rooftune.tuner.bench.children import BYTES_PER_MB, Child, Children, children_of, cost_of
+from rooftune.tuner.bench.children import BYTES_PER_MB, Child, Children, Follower, children_of, cost_of
 from rooftune.tuner.bench.live_gain_rounds import Bed, Sizes, listed, serve_bed
 
 # What the project promises: megabytes and share of a core while idle.
@@ -113,19 +112,11 @@ def _wait(controller: Child, done: Callable[[], bool], limit_s: float, peak: Pea
         time.sleep(SAMPLE_S)
 
 
-def _events(log: Path) -> list[dict[str, object]]:
-    found = []
-    for line in log.read_text(errors="replace").splitlines():
-        if line.startswith("{"):
-            found.append(json.loads(line))
-    return found
-
-
 def _cycles(log: Path) -> int:
-    return sum("cycle" in event for event in _events(log))
+    return len(list(Follower(log).new()))
 
 
 def _searches(log: Path) -> int:
     """Cycles in a row that say "searching" are one search."""
-    reasons = [event["reason"] for event in _events(log) if "reason" in event]
+    reasons = [event["reason"] for event in Follower(log).new()]
     return sum(before == "searching" and after != "searching" for before, after in pairwise(reasons))

@@ -13,6 +13,7 @@ from pathlib import Path
 from rooftune.policies.commands import Command
 from rooftune.policies.errors import InfeasibleError, InputError, bad_value
 from rooftune.tuner.cli.flags.values import add_value, flag_of, parse_choice, parse_count, parse_pair
+from rooftune.tuner.files import read_small
 from rooftune.tuner.ports.vllm.boot import (
     Batch,
     BootFlags,
@@ -120,10 +121,7 @@ def _advice(arguments: argparse.Namespace, version: Version, start: Start) -> tu
 def read_geometry(path: Path) -> Geometry:
     """The shape of a dense model from its config.json, weights and activations of two bytes. Raises InputError."""
     try:
-        with path.open("rb") as file:
-            fields = json.loads(file.read(_MOST_CONFIG_BYTES))
-    except OSError as error:
-        raise InputError(f"--model-config {str(path)!r} cannot be read: {error.strerror}; correct the path") from None
+        fields = json.loads(read_small(path, f"--model-config {str(path)!r}", _MOST_CONFIG_BYTES))
     except ValueError:
         raise InputError(f"--model-config {str(path)!r} is no JSON; give the model's config.json") from None
     heads = _field(fields, path, "num_attention_heads")

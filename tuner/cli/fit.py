@@ -9,6 +9,7 @@ from textwrap import shorten
 
 from rooftune.policies.commands import Command
 from rooftune.policies.errors import InputError
+from rooftune.policies.step_time import StepCost
 from rooftune.tuner.cli.flags.values import add_value, flag_of, parse_choice, parse_count, parse_positive
 from rooftune.tuner.cli.output import check_out_file
 from rooftune.tuner.model.fit import first_steps_cost, fit_steps, seen_before
@@ -79,16 +80,30 @@ def run(arguments: argparse.Namespace) -> int:
     everything = join([read_steps(path) for path in arguments.steps])
     steps, fit, warmth = _fitted(everything, prior, keep, seed, arguments.first_seen)
     errors = _errors(steps, fit, prior, keep, seed)
-    if arguments.out:
-        source = shorten(f"{len(steps)} steps of {', '.join(Path(path).name for path in arguments.steps)}", 500)
-        codes = tuple(code.value for code in fit.codes)
-        write_model_file(Path(arguments.out), ModelFile(fit.model, source, fit.bounds(), codes, errors))
-    _plot(arguments, steps, fit)
+    source = shorten(f"{len(steps)} steps of {', '.join(Path(path).name for path in arguments.steps)}", 500)
+    _write(arguments, source, fit, errors, steps)
     if arguments.json:
         print(json.dumps({**_document(fit, errors), "left_out_first_seen": len(everything) - len(steps)}))
     else:
         print(_text(fit, errors, len(everything), warmth))
     return 0
+
+
+def _write(
+    arguments: argparse.Namespace,
+    source: str,
+    fit: StepFit,
+    errors: dict[str, float],
+    steps: StepSamples,
+    cost: StepCost | None = None,
+) -> None:
+    """The model and the picture, each where it is wanted. cost: the tables that go with the formula."""
+    if arguments.out:
+        codes = tuple(code.value for code in fit.codes)
+        write_model_file(Path(arguments.out), ModelFile(fit.model, source, fit.bounds(), codes, errors, cost))
+    plot = arguments.plot or (str(Path(arguments.out).with_suffix(".svg")) if arguments.out else None)
+    if plot:
+        step_time_plot(plot, steps, fit.model, fit.knee_interval)
 
 
 def _fitted(
@@ -120,13 +135,8 @@ def _run_profile(arguments: argparse.Namespace) -> int:
     profile = read_profile(arguments.profile, arguments.layers)
     fit = profile.fit
     errors = {"fitted_mape": mape(fit.model, profile.steps), "held_out_mape": profile.formula_mape}
-    if arguments.out:
-        name = Path(arguments.profile).resolve().name
-        source = f"layer profile {name}, {profile.layers} layers"
-        codes = tuple(code.value for code in fit.codes)
-        contents = ModelFile(fit.model, source, fit.bounds(), codes, errors, profile.cost)
-        write_model_file(Path(arguments.out), contents)
-    _plot(arguments, profile.steps, fit)
+    source = f"layer profile {Path(arguments.profile).resolve().name}, {profile.layers} layers"
+    _write(arguments, source, fit, errors, profile.steps, profile.cost)
     if arguments.json:
         tables = {"max_tokens": profile.max_tokens, "graph_sizes": list(profile.graph_sizes), "layers": profile.layers}
         print(json.dumps({**_document(fit, errors), "profile": tables}))
@@ -139,12 +149,6 @@ def _run_profile(arguments: argparse.Namespace) -> int:
     ]
     print("\n".join(lines))
     return 0
-
-
-def _plot(arguments: argparse.Namespace, steps: StepSamples, fit: StepFit) -> None:
-    plot = arguments.plot or (str(Path(arguments.out).with_suffix(".svg")) if arguments.out else None)
-    if plot:
-        step_time_plot(plot, steps, fit.model, fit.knee_interval)
 
 
 def _prior(arguments: argparse.Namespace) -> StepPrior | None:

@@ -2,20 +2,10 @@
 
 from rooftune.tuner.config.load import Override, json_schema, load_config
 from rooftune.tuner.config.model import Config
-from rooftune.tuner.config.sections import (
-    CadenceSection,
-    EngineSection,
-    GuardSection,
-    LogSection,
-    MaintenanceSection,
-    RetentionSection,
-    RollbackSection,
-    SearchSection,
-    TargetSection,
-)
+from rooftune.tuner.config.sections import CadenceSection, EngineSection, RetentionSection
 from rooftune.tuner.config.tokens import TokenFile
 
 __all__ = [
-    "CadenceSection", "Config", "EngineSection", "GuardSection", "LogSection", "MaintenanceSection", "Override",
-    "RetentionSection", "RollbackSection", "SearchSection", "TargetSection", "TokenFile", "json_schema", "load_config",
+    "CadenceSection", "Config", "EngineSection", "Override", "RetentionSection", "TokenFile", "json_schema",
+    "load_config",
 ]  # fmt: skip

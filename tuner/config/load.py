@@ -15,7 +15,7 @@ from rooftune.policies.errors import InputError, shown
 from rooftune.tuner.config.model import Config
 from rooftune.tuner.config.tree import MAX_FILE_BYTES, Tree, parse_tree
 from rooftune.tuner.config.values import CODE
-from rooftune.tuner.files import at_home
+from rooftune.tuner.files import at_home, read_small, shown_path
 
 # Secrets and places that differ between machines; everything else belongs into the file.
 ENVIRONMENT = {
@@ -57,7 +57,7 @@ def load_config(
     path None: defaults, environment and flags alone. Raises InputError: one line with file, line, key, value, bound.
     """
     found = os.environ if environ is None else environ
-    where = "the configuration" if path is None else _shown_path(path)
+    where = "the configuration" if path is None else shown_path(path)
     tree = Tree({}, {}) if path is None else parse_tree(_read(path, where), where)
     base = Path.cwd() if path is None else Path(path).resolve().parent
     extra = [Override(key, found[name], name) for name, key in ENVIRONMENT.items() if found.get(name)]
@@ -85,23 +85,9 @@ def json_schema() -> str:
 
 def _read(path: str | Path, where: str) -> str:
     try:
-        with open(path, "rb") as stream:
-            data = stream.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"{where} cannot be read: {error.strerror or error}; check the path") from None
-    except ValueError:  # a NUL inside the path
-        raise InputError(f"{where} is not a valid path; correct it") from None
-    if len(data) > MAX_FILE_BYTES:
-        raise InputError(f"{where} is larger than {MAX_FILE_BYTES} bytes; {EXAMPLE}")
-    try:
-        return data.decode("utf-8-sig")
+        return read_small(path, where, MAX_FILE_BYTES, EXAMPLE).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{where} is not UTF-8 text (byte {error.start}); {EXAMPLE}") from None
-
-
-def _shown_path(path: str | Path) -> str:
-    text = str(path)
-    return text if text and text.isprintable() else repr(text)
 
 
 def _place(tree: Tree, key: str, value: object, origin: str) -> None:

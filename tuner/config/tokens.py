@@ -8,6 +8,7 @@ import hmac
 from pathlib import Path
 
 from rooftune.policies.errors import InputError
+from rooftune.tuner.files import read_small
 
 MIN_TOKEN_CHARS = 16
 MAX_TOKEN_FILE_BYTES = 65_536
@@ -29,14 +30,7 @@ def read_token(path: Path) -> str:
 
 def _lines(path: Path) -> list[bytes]:
     """The lines that are not empty. Raises InputError when the file cannot be read or is too large."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_TOKEN_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"token file {str(path)!r} cannot be read: {reason}; correct the path") from error
-    if len(content) > MAX_TOKEN_FILE_BYTES:
-        raise InputError(f"token file {str(path)!r} must be within {MAX_TOKEN_FILE_BYTES} bytes; correct the path")
+    content = read_small(path, f"token file {str(path)!r}", MAX_TOKEN_FILE_BYTES)
     return [line.strip() for line in content.split(b"\n") if line.strip()]
 
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from rooftune.policies.errors import InputError, RefusedError, UnreachableError
 from rooftune.tuner.cli.flags.values import add_value, parse_url
 from rooftune.tuner.config import Config, load_config
 from rooftune.tuner.config.model import STATE_FOLDER
+from rooftune.tuner.control.state.store import StateFile
 from rooftune.tuner.files import at_home
 from rooftune.tuner.ports.base import PortError
 from rooftune.tuner.ports.fetch import Fetcher, Timeouts
@@ -67,6 +69,11 @@ def add_state_flags(parser: argparse.ArgumentParser) -> None:
 def read_config(arguments: argparse.Namespace) -> Config | None:
     """The configuration that --config names; None without it."""
     return None if arguments.config is None else load_config(arguments.config)
+
+
+def visit_state(arguments: argparse.Namespace) -> AbstractContextManager[StateFile]:
+    """The state file that --state or --config names, to read."""
+    return StateFile.visit(state_folder(arguments, read_config(arguments)))
 
 
 def state_folder(arguments: argparse.Namespace, config: Config | None) -> Path:

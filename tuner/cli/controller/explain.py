@@ -5,7 +5,7 @@ from functools import partial
 
 from rooftune.policies.commands import Command
 from rooftune.policies.errors import RefusedError
-from rooftune.tuner.cli.controller.client import add_state_flags, read_config, state_folder
+from rooftune.tuner.cli.controller.client import add_state_flags, visit_state
 from rooftune.tuner.cli.flags.values import parse_count
 from rooftune.tuner.control.explain.explain import explain, knobs
 from rooftune.tuner.control.outcome import CycleRecord
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Five lines. 1: there is no such cycle."""
-    with StateFile.visit(state_folder(arguments, read_config(arguments))) as state:
+    with visit_state(arguments) as state:
         record = _record(state, arguments.number)
     for line in explain(record):
         print(line)

@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from functools import partial
 
 from rooftune.policies.commands import Command
-from rooftune.tuner.cli.controller.client import add_state_flags, read_config, state_folder
+from rooftune.tuner.cli.controller.client import add_state_flags, visit_state
 from rooftune.tuner.cli.flags.values import add_value, parse_count
 from rooftune.tuner.cli.table import table
 from rooftune.tuner.control.explain.explain import knobs, points, share
 from rooftune.tuner.control.outcome import CycleRecord, Knobs
-from rooftune.tuner.control.state.store import PushRow, StateFile
+from rooftune.tuner.control.state.store import PushRow
 
 SCHEMA = "rooftune.history"
 MOST = 100_000
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print both tables, newest last; holds in a row for one reason share a line."""
     count = arguments.last
-    with StateFile.visit(state_folder(arguments, read_config(arguments))) as state:
+    with visit_state(arguments) as state:
         records = state.last(count)[::-1]
         oldest = records[0].number if records else 0
         pushes = [push for push in state.pushes(count) if push.number >= oldest][::-1]

@@ -16,7 +16,7 @@ import yaml
 
 from rooftune.policies.commands import Command
 from rooftune.policies.errors import InputError, UnreachableError
-from rooftune.tuner.bench.children import Child, Children, Served, hangup_is_interrupt, serve
+from rooftune.tuner.bench.children import Child, Children, Event, Follower, Served, hangup_is_interrupt, serve
 from rooftune.tuner.bench.rounds_client import IDS
 from rooftune.tuner.cli.demo.plan import (
     WATCH_REQUESTS,
@@ -28,8 +28,6 @@ from rooftune.tuner.cli.demo.plan import (
     traffic_csv,
 )
 from rooftune.tuner.cli.demo.story import (
-    Event,
-    Follower,
     asked_for,
     closing,
     happened,

@@ -1,45 +1,18 @@
-"""The demo's words: one changing line a cycle, a whole one for what happened, and how it ended. Pure but for a file."""
+"""The demo's words: one changing line a cycle, a whole one for what happened, and how it ended. Pure."""
 
 import json
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 from rooftune.policies.guard import Action, Reason
 from rooftune.policies.step_time import StepModel, step_time
+from rooftune.tuner.bench.children import Event
 from rooftune.tuner.cli.demo.plan import DOCUMENT_EVERY, Bounds, Plan, Speed
 from rooftune.tuner.control.explain.explain import MEANING, explain, knee, knobs, share
 from rooftune.tuner.control.outcome import CycleRecord, FitPart
 from rooftune.tuner.model.roofline import REMEDIES, FitCode
 
-Event = dict[str, Any]
 # After a push that proved itself, one of these says that nothing better is in sight.
 SETTLED = ("null_result", "within_noise", "no_targets_missed", "already_in_force", "no_proposal")
-
-
-class Follower:
-    """The controller's log, line by line as it grows."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._at = path, 0
-
-    def new(self) -> Iterator[Event]:
-        """Whole lines since the last call that are cycles."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._at)
-                data = file.read()
-        except FileNotFoundError:
-            return
-        whole = data.rfind(b"\n") + 1
-        self._at += whole
-        for line in data[:whole].splitlines():
-            try:
-                event = json.loads(line)
-            except ValueError:  # a warning of a library, not a line of the log
-                continue
-            if isinstance(event, dict) and "cycle" in event:
-                yield event
 
 
 def status(event: Event) -> str:

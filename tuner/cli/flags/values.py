@@ -17,7 +17,6 @@ from rooftune.tuner.traffic.generate import Constant, Exponential, Lengths, LogN
 from rooftune.tuner.traffic.reshape import MAX_RATE_SCALE, Burst
 
 _DECIMAL = re.compile(rf"[+-]?{NUMBER}")
-_DURATION = re.compile(rf"([+-]?{NUMBER})[ ]?(us|ms|s|m|h|d)")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _RATIO = re.compile(rf"({NUMBER})/({NUMBER})")
 
@@ -52,10 +51,14 @@ def _refuse(what: str, text: str, bound: str, remedy: str) -> InputError:
     return InputError(f"{what} is {shown(text)}, must be {bound}; {remedy}")
 
 
+def _number(text: str) -> float:
+    """NaN for a text that is none; infinite for one that is too large."""
+    return float(text) if _DECIMAL.fullmatch(text.strip()) else math.nan
+
+
 def parse_number(text: str, what: str, *, low: float = -math.inf, high: float = math.inf) -> float:
     """A finite number within low..high (both allowed)."""
-    text = text.strip()
-    value = float(text) if _DECIMAL.fullmatch(text) else math.nan
+    value = _number(text)
     if not math.isfinite(value) or not low <= value <= high:
         bounds = "" if low == -math.inf and high == math.inf else f" within {low:g}..{high:g}"
         raise _refuse(what, text, f"a finite number{bounds}", "correct it")
@@ -64,8 +67,7 @@ def parse_number(text: str, what: str, *, low: float = -math.inf, high: float = 
 
 def parse_positive(text: str, what: str, *, high: float = 1e15) -> float:
     """A finite number above 0 and at most ``high``."""
-    text = text.strip()
-    value = float(text) if _DECIMAL.fullmatch(text) else math.nan
+    value = _number(text)
     if not math.isfinite(value) or not 0.0 < value <= high:
         raise _refuse(what, text, f"a finite number above 0 and at most {high:g}", "correct it")
     return value
@@ -77,12 +79,10 @@ def parse_duration(text: str, what: str = "duration", *, zero: bool = False) -> 
     A bare number is an error: a target of 30 may mean seconds or milliseconds, a thousandfold apart.
     """
     text = text.strip()
-    match = _DURATION.fullmatch(text)
-    if match is None:
+    seconds = in_seconds(text)
+    if seconds is None:
         remedy = f"write {text}s or {text}ms" if _DECIMAL.fullmatch(text) else "write 2s, 30ms or 1.5m"
         raise _refuse(what, text, "a number with a unit (us, ms, s, m, h, d)", remedy)
-    number, unit = match.groups()
-    seconds = in_seconds(number, unit)
     if seconds > MAX_DURATION_S or seconds < 0 or (seconds == 0 and not zero):
         low = "at least 0" if zero else "above 0"
         raise _refuse(what, text, f"{low} and at most {MAX_DURATION_S:g}s", "correct it")
@@ -108,15 +108,14 @@ def parse_choice(text: str, what: str, known: Iterable[str]) -> str:
 def parse_share(text: str, what: str, *, ends: bool = True) -> float:
     """A share 0..1 of ``0.99``, ``99%`` or ``1/30``; without ``ends``, 0 and 1 themselves are refused."""
     text = text.strip()
-    value = math.nan
     ratio = _RATIO.fullmatch(text)
     if ratio is not None:
         part, whole = float(ratio[1]), float(ratio[2])
         value = part / whole if whole > 0 and math.isfinite(whole) else math.nan
-    elif text.endswith("%") and _DECIMAL.fullmatch(text[:-1]):
-        value = float(text[:-1]) / 100.0
-    elif _DECIMAL.fullmatch(text):
-        value = float(text)
+    elif text.endswith("%"):
+        value = _number(text[:-1]) / 100.0
+    else:
+        value = _number(text)
     if not 0.0 <= value <= 1.0 or (not ends and value in (0.0, 1.0)):
         bound = "a share within 0..1" if ends else "a share above 0 and below 1"
         raise _refuse(what, text, bound, "write 0.05, 5% or 1/20")
@@ -141,7 +140,7 @@ def parse_burst(text: str, what: str = "--burst") -> Burst:
         raise _refuse(what, text, "FACTORx@WHERE:LENGTH", "write 2x@0.5:60s (from the middle) or 2x@120s:60s")
     speed = parse_positive(factor.removesuffix("x"), f"factor of {what}", high=1e3)
     length_s = parse_duration(length, f"length of {what}")
-    if _DURATION.fullmatch(where.strip()):
+    if in_seconds(where.strip()) is not None:
         return Burst(speed, length_s, start_s=parse_duration(where, f"start of {what}", zero=True))
     return Burst(speed, length_s, start_share=parse_share(where, f"start of {what}"))
 
