@@ -17,8 +17,14 @@ from rooftune.policies.quantiles import weighted_quantile
 from rooftune.policies.request import Boot, FloatArray, Setting
 from rooftune.policies.step_time import StepModel
 from rooftune.tuner.bench.live_gain_rounds import Sizes, listed
-from rooftune.tuner.bench.vllm_prediction import FULL, SHORT, Size, engine_of, name_of
-from rooftune.tuner.bench.vllm_prediction_twin import (
+from rooftune.tuner.model.samples import join
+from rooftune.tuner.observe.rows import RequestRows, StepRows
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.result import RunResult
+from rooftune.tuner.sim.twin import simulate
+from rooftune.tuner.traffic.workload import Traffic
+from tests.bench.vllm_prediction import FULL, SHORT, Size, engine_of, name_of
+from tests.bench.vllm_prediction_twin import (
     FIGURES,
     figures_of,
     follows,
@@ -30,12 +36,6 @@ from rooftune.tuner.bench.vllm_prediction_twin import (
     step_mape,
     traffic_of,
 )
-from rooftune.tuner.model.samples import join
-from rooftune.tuner.observe.rows import RequestRows, StepRows
-from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.sim.result import RunResult
-from rooftune.tuner.sim.twin import simulate
-from rooftune.tuner.traffic.workload import Traffic
 from tests.bench.vllm_sweep import ENGINE as RECORDED
 from tests.bench.vllm_sweep_data import cases
 from tests.bench.vllm_sweep_judge import Judged

@@ -15,7 +15,6 @@ from rooftune.policies.commands import Figure
 from rooftune.policies.outcomes import Outcomes
 from rooftune.policies.request import Boot
 from rooftune.policies.step_time import StepCost, priced
-from rooftune.tuner.bench.outside import Outside, learn_outside, predict
 from rooftune.tuner.model.fit import fit_steps, seen_before
 from rooftune.tuner.model.reservoir import Reservoir
 from rooftune.tuner.model.roofline import predict as predict_steps
@@ -23,6 +22,7 @@ from rooftune.tuner.model.samples import StepSamples, join
 from rooftune.tuner.sim.calibrate import Fidelity, calibrate
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.noise import QUIET, StepNoise, noise_from_steps
+from tests.bench.outside import Outside, learn_outside, predict
 from tests.bench.shared_data import need_shared_data
 from tests.bench.step_table import fit_table
 from tests.bench.vllm_sweep_data import MAX_RUNNING, Case, cases, outcomes_of, stamps_of, steps_of, traffic_of

@@ -13,11 +13,11 @@ import numpy as np
 from rooftune.policies.errors import InputError
 from rooftune.policies.outcomes import Outcomes
 from rooftune.policies.request import FloatArray, Setting
-from rooftune.tuner.bench.outside import RequestStamps, StepStamps
 from rooftune.tuner.model.sample_file import read_steps
 from rooftune.tuner.model.samples import StepSamples
 from rooftune.tuner.traffic.traces import load_traffic
 from rooftune.tuner.traffic.workload import Traffic
+from tests.bench.outside import RequestStamps, StepStamps
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "data" / "vllm-cpu-sweep"
 LISTS = {"a": "list_a_chat.csv", "b": "list_b_mixed.csv"}

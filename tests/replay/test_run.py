@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from rooftune.policies.errors import RefusedError
-from rooftune.tuner.replay.run import prepare_bodies, send_all
+from rooftune.tuner.replay.run import Send, prepare_bodies, send_all
 from rooftune.tuner.replay.stream import Flight
 
 
-def run(planned_s: list[float], ask: Ask, stop: asyncio.Event | None = None) -> tuple[list[Flight], list[int]]:
+def run(planned_s: list[float], send: Send, stop: asyncio.Event | None = None) -> tuple[list[Flight], list[int]]:
     """The flights, and the progress reports."""
     progress: list[int] = []
     zero_s = time.monotonic()
@@ -20,7 +20,7 @@ def run(planned_s: list[float], ask: Ask, stop: asyncio.Event | None = None) -> 
         bodies = prepare_bodies(len(planned_s), lambda index: str(index).encode(), prepared_bytes=2)
         halt = stop or asyncio.Event()
         return await send_all(
-            np.array(planned_s), bodies, ask, lambda: time.monotonic() - zero_s, halt, progress.append
+            np.array(planned_s), bodies, send, lambda: time.monotonic() - zero_s, halt, progress.append
         )
 
     return asyncio.run(main()), progress
@@ -39,7 +39,7 @@ def test_a_slow_answer_delays_no_other_request() -> None:
         await asyncio.wait_for(last.wait(), 30)  # a loop that waits for answers fails here
         flight.ended, flight.failure = True, None
 
-    flights, progress = run([0.01 * at for at in range(20)], ask)
+    flights, progress = run([0.01 * at for at in range(20)], send)
     assert sent == [(at, str(at).encode()) for at in range(20)]
     assert [flight.failure for flight in flights] == [None] * 20 and progress[-1] == 20
 

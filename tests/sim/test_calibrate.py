@@ -9,12 +9,12 @@ from rooftune.policies.errors import InputError
 from rooftune.policies.outcomes import Outcomes
 from rooftune.policies.request import Boot, Setting
 from rooftune.policies.step_time import NAMED_MODELS, StepCost, StepModel, step_cost
-from rooftune.tuner.bench.outside import Outside, RequestStamps, StepStamps, learn_outside, predict, with_host_time
 from rooftune.tuner.sim.calibrate import Calibration, Fidelity, Observed, Quality, calibrate
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.noise import StepNoise
 from rooftune.tuner.traffic.generate import Poisson, generate, named_mix
 from rooftune.tuner.traffic.workload import Traffic
+from tests.bench.outside import Outside, RequestStamps, StepStamps, learn_outside, predict, with_host_time
 
 MODEL = NAMED_MODELS["8b-2tbs"]
 ENGINE = Engine(Boot(4_096, 16, chunking=1, reserve_whole_prompt=1, contents=0, keep_decodes_moving=1), 50_000, 64)

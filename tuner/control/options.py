@@ -94,11 +94,6 @@ def day(wall_s: float, zone: tzinfo) -> str:
     return _local(wall_s, zone).date().isoformat()
 
 
-def hour_of_day(wall_s: float, zone: tzinfo) -> int:
-    """0..23, part of a fingerprint of traffic."""
-    return _local(wall_s, zone).hour
-
-
 def _local(wall_s: float, zone: tzinfo) -> datetime:
     if not (math.isfinite(wall_s) and 0.0 <= wall_s < 1e11):
         raise bad_value("wall clock", wall_s, "seconds since 1970 within 0..1e11", "set the machine's clock")

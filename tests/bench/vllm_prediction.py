@@ -20,7 +20,11 @@ from rooftune.policies.wire import State
 from rooftune.tuner.bench.children import Talker
 from rooftune.tuner.bench.live_gain_rounds import Bed, Listed, Sizes, listed
 from rooftune.tuner.bench.vllm_bed import DEFAULT, FIRST_SPAN_S, busy, open_ground, others_cpus
-from rooftune.tuner.bench.vllm_prediction_twin import (
+from rooftune.tuner.model.samples import join
+from rooftune.tuner.observe.protocol import ProtocolReader
+from rooftune.tuner.observe.rows import RequestRows, StepRows
+from rooftune.tuner.sim.engine import Engine
+from tests.bench.vllm_prediction_twin import (
     Values,
     figures_of,
     judged,
@@ -30,10 +34,6 @@ from rooftune.tuner.bench.vllm_prediction_twin import (
     step_mape,
     traffic_of,
 )
-from rooftune.tuner.model.samples import join
-from rooftune.tuner.observe.protocol import ProtocolReader
-from rooftune.tuner.observe.rows import RequestRows, StepRows
-from rooftune.tuner.sim.engine import Engine
 from tests.bench.vllm_sweep import Twin, speed_of
 from tests.bench.vllm_sweep_judge import Judged
 

@@ -14,7 +14,6 @@ from rooftune.policies.outcomes import Outcomes
 from rooftune.policies.quantiles import quantile, weighted_quantile
 from rooftune.policies.request import Setting
 from rooftune.policies.step_time import StepModel, priced
-from rooftune.tuner.bench.outside import RequestStamps, StepStamps, learn_outside, predict
 from rooftune.tuner.control.cycle.fit import Learner, noise_pairs
 from rooftune.tuner.model.roofline import predict as predict_steps
 from rooftune.tuner.model.samples import StepSamples
@@ -22,6 +21,7 @@ from rooftune.tuner.observe.rows import FINISHED, BoolArray, RequestRows, StepRo
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.noise import noise_from_steps
 from rooftune.tuner.traffic.workload import Traffic
+from tests.bench.outside import RequestStamps, StepStamps, learn_outside, predict
 from tests.bench.vllm_sweep import Twin
 from tests.bench.vllm_sweep_judge import Judged
 
