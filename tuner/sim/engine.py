@@ -41,28 +41,15 @@ def check_setting(setting: Setting, engine: Engine) -> None:
         values = tuple(range(len(knob.choices)))
         if values and getattr(setting, knob.name) not in values:
             raise bad_value(knob.label, getattr(setting, knob.name), f"one of {values}", "choose one")
+    inside = "stay inside the boot envelope"
     if not 1 <= setting.step_tokens <= engine.boot.ceiling_tokens:
-        raise bad_value(
-            "token budget",
-            setting.step_tokens,
-            f"within 1..{engine.boot.ceiling_tokens}",
-            "stay inside the boot envelope",
-        )
+        raise bad_value("token budget", setting.step_tokens, f"within 1..{engine.boot.ceiling_tokens}", inside)
     if not 1 <= setting.max_running <= engine.sequence_ceiling:
-        raise bad_value(
-            "sequence cap", setting.max_running, f"within 1..{engine.sequence_ceiling}", "stay inside the boot envelope"
-        )
+        raise bad_value("sequence cap", setting.max_running, f"within 1..{engine.sequence_ceiling}", inside)
     if setting.step_tokens < setting.max_running:
-        raise bad_value(
-            "token budget",
-            setting.step_tokens,
-            f"at least the sequence cap ({setting.max_running})",
-            "a smaller one starves decodes: raise it or lower the sequence cap",
-        )
+        bound = f"at least the sequence cap ({setting.max_running})"
+        remedy = "a smaller one starves decodes: raise it or lower the sequence cap"
+        raise bad_value("token budget", setting.step_tokens, bound, remedy)
     if engine.boot.chunking == 0 and setting.budget_policy != FIXED_BUDGET:
-        raise bad_value(
-            "budget policy",
-            setting.budget_policy,
-            f"{FIXED_BUDGET} (fixed) while chunking is off",
-            "a prompt that must run whole never fits a budget that shrinks: turn chunking on",
-        )
+        remedy = "a prompt that must run whole never fits a budget that shrinks: turn chunking on"
+        raise bad_value("budget policy", setting.budget_policy, f"{FIXED_BUDGET} (fixed) while chunking is off", remedy)
