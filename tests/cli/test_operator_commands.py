@@ -235,7 +235,7 @@ def test_an_address_without_a_controller_is_one_line(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize("text", [b'{"data": "x"}', b'{"asked": "resume"}', b"[" * 200_000])
 def test_a_200_from_another_server_is_not_taken_for_a_pause(text: bytes) -> None:
     with pytest.raises(UnreachableError):
-        client._parsed("http://127.0.0.1:9", "/pause", 200, text, asked=True)
+        client._parsed("http://127.0.0.1:9", "/pause", 200, text, command=True)
 
 
 @pytest.mark.parametrize("begun", [b"HTTP/1.1 200 x\r\nx-more: ", b"HTTP/1.1 200 x\r\n\r\n"])

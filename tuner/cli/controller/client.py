@@ -21,36 +21,34 @@ TIMEOUTS = Timeouts(connect_s=10.0, total_s=20.0)
 MAX_ANSWER_BYTES = 4_000_000
 
 
-def ask(face: str, path: str, token_file: str | None = None, body: dict[str, str] | None = None) -> dict[str, Any]:
+def ask(url: str, path: str, token_file: str | None = None, body: dict[str, str] | None = None) -> dict[str, Any]:
     """The JSON answer of a page; a body makes it a POST. No proxy and no redirect is followed.
 
     Raises InputError for a bad token file, UnreachableError without an answer, RefusedError when it refuses.
     """
     data = None if body is None else json.dumps(body).encode()
-    fetcher = Fetcher(face, None if token_file is None else Path(token_file), TIMEOUTS, what="controller")
+    fetcher = Fetcher(url, None if token_file is None else Path(token_file), TIMEOUTS, what="controller")
     try:
         reply = fetcher.ask("GET" if body is None else "POST", path, data, limit_bytes=MAX_ANSWER_BYTES)
     except PortError as error:
         raise UnreachableError(str(error)) from None
     finally:
         fetcher.close()
-    return _parsed(face, path, reply.status, reply.body, asked=body is not None)
+    return _parsed(url, path, reply.status, reply.body, command=body is not None)
 
 
-def _parsed(face: str, path: str, status: int, text: bytes, *, asked: bool) -> dict[str, Any]:
+def _parsed(url: str, path: str, status: int, text: bytes, *, command: bool) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise UnreachableError(
-            f"{face}{path} answers {status} with something that is no controller's; is --face right?"
-        )
+        raise UnreachableError(f"{url}{path} answers {status} with something that is no controller's; is --face right?")
     if status >= 400:
-        said = " ".join(str(found.get("error", "no reason given")).split())[:300]
-        raise RefusedError(f"controller at {face} answers {status}: {said}")
-    if asked and found.get("asked") != path.removeprefix("/"):
-        raise UnreachableError(f"{face}{path} does not say that it took the wish; is --face a controller's?")
+        reason = " ".join(str(found.get("error", "no reason given")).split())[:300]
+        raise RefusedError(f"controller at {url} answers {status}: {reason}")
+    if command and found.get("asked") != path.removeprefix("/"):
+        raise UnreachableError(f"{url}{path} does not confirm the request; is --face a controller's?")
     return found
 
 
