@@ -1,11 +1,12 @@
 """The engine's subcommands, registered as entry points of ``rooftune.commands``."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from rooftune.engine.catalog import CATALOG
 from rooftune.engine.server import flags as server_flags
-from rooftune.policies.commands import Command
+from rooftune.policies.commands import Command, add_value, parse_choice, parse_count
 
 # torch and transformers take seconds to load, and `serve --model fake:8b-2tbs` needs neither: so what uses them is
 # imported by the function that runs.
@@ -30,9 +31,11 @@ def _get_model(arguments: argparse.Namespace) -> int:
 
 def _make_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="DIR", type=Path, help="new or empty folder for the model")
-    parser.add_argument("--size", choices=SIZES, default="small", help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="same seed, same model (default: %(default)s)")
-    parser.add_argument("--max-model-tokens", type=int, default=8192, metavar="N", help="default: %(default)s")
+    sizes = f"{', '.join(SIZES)} (default: %(default)s)"
+    add_value(parser, "--size", partial(parse_choice, known=SIZES), None, sizes, default="small")
+    seed = partial(parse_count, low=0)
+    add_value(parser, "--seed", seed, None, "same seed, same model (default: %(default)s)", default=0)
+    add_value(parser, "--max-model-tokens", parse_count, "N", "default: %(default)s", default=8192)
 
 
 def _make_model(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""What the command line knows about a subcommand and about a benchmark.
+"""What the command line knows about a subcommand, about a benchmark and about flags.
 
 Both sides register theirs in the entry-point groups below, so that the controller and the engine
 share one command without importing each other.
@@ -6,8 +6,11 @@ share one command without importing each other.
 
 import argparse
 import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+from rooftune.policies.errors import InputError, shown
 
 COMMAND_GROUP = "rooftune.commands"
 BENCH_GROUP = "rooftune.benches"
@@ -63,3 +66,85 @@ class Figure:
 
 # A bench gets ``short`` (True: seconds, for every run of the tests; False: the full measurement).
 Bench = Callable[[bool], Iterable[Figure]]
+
+
+# Flags. A reader takes the text and the name of its flag, and raises InputError with value, bound and remedy, which
+# argparse passes on as it is. It looks at the text alone: what depends on a file or on another flag is checked when the
+# command runs.
+
+NUMBER = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?"
+MAX_COUNT = 10**15
+_DECIMAL = re.compile(rf"[+-]?{NUMBER}")
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+Reader = Callable[[str, str], object]
+
+
+def add_value(
+    where: argparse._ActionsContainer,
+    flag: str,
+    read: Reader,
+    metavar: str | None,
+    help: str,
+    *,
+    default: object = None,
+    required: bool = False,
+    action: str = "store",
+) -> None:
+    """A flag whose text ``read`` turns into a value. default: the value itself, not its text."""
+    where.add_argument(
+        flag,
+        type=lambda text: read(text, flag),
+        metavar=metavar,
+        help=help,
+        default=default,
+        required=required,
+        action=action,
+    )
+
+
+def refuse(what: str, text: str, bound: str, remedy: str) -> InputError:
+    """What a reader raises."""
+    return InputError(f"{what} is {shown(text)}, must be {bound}; {remedy}")
+
+
+def number_or_nan(text: str) -> float:
+    """NaN for a text that is none; infinite for one that is too large."""
+    return float(text) if _DECIMAL.fullmatch(text.strip()) else math.nan
+
+
+def parse_number(text: str, what: str, *, low: float = -math.inf, high: float = math.inf) -> float:
+    """A finite number within low..high (both allowed)."""
+    value = number_or_nan(text)
+    if not math.isfinite(value) or not low <= value <= high:
+        bounds = "" if low == -math.inf and high == math.inf else f" within {low:g}..{high:g}"
+        raise refuse(what, text, f"a finite number{bounds}", "correct it")
+    return value
+
+
+def parse_positive(text: str, what: str, *, high: float = 1e15) -> float:
+    """A finite number above 0 and at most ``high``."""
+    value = number_or_nan(text)
+    if not math.isfinite(value) or not 0.0 < value <= high:
+        raise refuse(what, text, f"a finite number above 0 and at most {high:g}", "correct it")
+    return value
+
+
+def parse_count(text: str, what: str, *, low: int = 1, high: int = MAX_COUNT) -> int:
+    """A whole number within low..high, written in digits."""
+    text = text.strip()
+    value = int(text) if _WHOLE.fullmatch(text) else None
+    if value is None or not low <= value <= high:
+        raise refuse(what, text, f"a whole number within {low}..{high}", "correct it")
+    return value
+
+
+def parse_choice(text: str, what: str, known: Iterable[str]) -> str:
+    """One of the known words."""
+    if text not in known:
+        raise refuse(what, text, f"one of {', '.join(known)}", "choose one")
+    return text
+
+
+def flag_of(name: str) -> str:
+    """``--long-name`` of argparse's ``long_name``."""
+    return "--" + name.replace("_", "-")

@@ -4,9 +4,10 @@ import re
 import time
 from typing import Protocol
 
+from rooftune.policies.commands import NUMBER
+
 # How people write a time: a number and one of these units.
 UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-NUMBER = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?"
 MAX_DURATION_S = 1e9
 _DURATION = re.compile(rf"([+-]?{NUMBER}) ?(us|ms|s|m|h|d)")
 

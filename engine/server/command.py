@@ -63,7 +63,7 @@ def serve(arguments: argparse.Namespace) -> int:
     limits, options = flags.limits(arguments), flags.options(arguments, _version())
     flags.check_doors(arguments)
     api_key, tuning_secret = flags.secret(arguments.api_key_file), flags.secret(arguments.tuning_token_file)
-    blocks = flags.kv_blocks(arguments)
+    blocks = arguments.kv_blocks
     with contextlib.ExitStack() as doors:
         public = doors.enter_context(bind_tcp(arguments.host, arguments.port, arguments.client_timeout))
         private = _private_door(arguments, doors)

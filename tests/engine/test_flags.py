@@ -1,20 +1,14 @@
 """``--kv-blocks`` takes auto or a count within its bound."""
 
-import argparse
-
 import pytest
 
-from rooftune.engine.server.flags import kv_blocks
+from rooftune.engine.server.flags import parse_kv_blocks
 from rooftune.policies.errors import InputError
-
-
-def given(text: str) -> argparse.Namespace:
-    return argparse.Namespace(kv_blocks=text)
 
 
 @pytest.mark.parametrize(("text", "blocks"), [("auto", None), ("1", 1), ("007", 7), ("1000000000", 10**9)])
 def test_kv_blocks_within_the_bound(text: str, blocks: int | None) -> None:
-    assert kv_blocks(given(text)) == blocks
+    assert parse_kv_blocks(text, "--kv-blocks") == blocks
 
 
 @pytest.mark.parametrize(
@@ -22,4 +16,4 @@ def test_kv_blocks_within_the_bound(text: str, blocks: int | None) -> None:
 )
 def test_kv_blocks_beyond_the_bound(text: str) -> None:
     with pytest.raises(InputError, match=r"--kv-blocks is .*, must be auto or a whole number within 1\.\.1000000000"):
-        kv_blocks(given(text))
+        parse_kv_blocks(text, "--kv-blocks")

@@ -12,10 +12,11 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from rooftune.policies.commands import NUMBER
 from rooftune.policies.errors import shown
 from rooftune.policies.guard import WEEK_MINUTES, WeekSpan
 from rooftune.tuner.address import flaw_of
-from rooftune.tuner.clock import MAX_DURATION_S, NUMBER, in_seconds
+from rooftune.tuner.clock import MAX_DURATION_S, in_seconds
 
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 DAY_MINUTES = 24 * 60

@@ -3,10 +3,11 @@
 import argparse
 from functools import partial
 
+from rooftune.policies.commands import Reader
 from rooftune.policies.errors import InputError
 from rooftune.policies.request import Boot, Setting
 from rooftune.tuner.cli.flags.traffic import without_prefixes
-from rooftune.tuner.cli.flags.values import Reader, add_value, parse_count
+from rooftune.tuner.cli.flags.values import add_value, parse_count
 from rooftune.tuner.record import EnginePart, Source
 from rooftune.tuner.report.build import engine_part
 from rooftune.tuner.sim.engine import Engine, check_setting

@@ -1,76 +1,30 @@
-"""Values as people write them on a command line: 30ms, 1/30, 2x@0.5:60s. One way to write each, for every command.
+"""Values as people write them on a command line: 30ms, 1/30, 2x@0.5:60s. One way to write each, for every command."""
 
-Each reader takes the text and the name of its flag, and raises InputError with value, bound and remedy, which argparse
-passes on as it is. A reader looks at the text alone: what depends on a file, a database or another flag is checked in
-the command's ``run``.
-"""
-
-import argparse
 import math
 import re
-from collections.abc import Callable, Iterable
 
-from rooftune.policies.errors import InputError, shown
+from rooftune.policies.commands import (
+    NUMBER,
+    add_value,
+    flag_of,
+    number_or_nan,
+    parse_choice,
+    parse_count,
+    parse_number,
+    parse_positive,
+    refuse,
+)
 from rooftune.tuner.address import parse_address
-from rooftune.tuner.clock import MAX_DURATION_S, NUMBER, in_seconds
+from rooftune.tuner.clock import MAX_DURATION_S, in_seconds
 from rooftune.tuner.traffic.generate import Constant, Exponential, Lengths, LogNormal, Uniform
 from rooftune.tuner.traffic.reshape import MAX_RATE_SCALE, Burst
 
-_DECIMAL = re.compile(rf"[+-]?{NUMBER}")
-_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+# Those that both sides use stand in policies/commands.py; every command of this side imports all of them from here.
+__all__ = [
+    "add_value", "flag_of", "parse_burst", "parse_choice", "parse_count", "parse_duration", "parse_lengths",
+    "parse_number", "parse_pair", "parse_positive", "parse_rate", "parse_rate_scale", "parse_share", "parse_url",
+]  # fmt: skip
 _RATIO = re.compile(rf"({NUMBER})/({NUMBER})")
-
-MAX_COUNT = 10**15
-Reader = Callable[[str, str], object]
-
-
-def add_value(
-    where: argparse._ActionsContainer,
-    flag: str,
-    read: Reader,
-    metavar: str | None,
-    help: str,
-    *,
-    default: object = None,
-    required: bool = False,
-    action: str = "store",
-) -> None:
-    """A flag whose text ``read`` turns into a value. default: the value itself, not its text."""
-    where.add_argument(
-        flag,
-        type=lambda text: read(text, flag),
-        metavar=metavar,
-        help=help,
-        default=default,
-        required=required,
-        action=action,
-    )
-
-
-def _refuse(what: str, text: str, bound: str, remedy: str) -> InputError:
-    return InputError(f"{what} is {shown(text)}, must be {bound}; {remedy}")
-
-
-def _number(text: str) -> float:
-    """NaN for a text that is none; infinite for one that is too large."""
-    return float(text) if _DECIMAL.fullmatch(text.strip()) else math.nan
-
-
-def parse_number(text: str, what: str, *, low: float = -math.inf, high: float = math.inf) -> float:
-    """A finite number within low..high (both allowed)."""
-    value = _number(text)
-    if not math.isfinite(value) or not low <= value <= high:
-        bounds = "" if low == -math.inf and high == math.inf else f" within {low:g}..{high:g}"
-        raise _refuse(what, text, f"a finite number{bounds}", "correct it")
-    return value
-
-
-def parse_positive(text: str, what: str, *, high: float = 1e15) -> float:
-    """A finite number above 0 and at most ``high``."""
-    value = _number(text)
-    if not math.isfinite(value) or not 0.0 < value <= high:
-        raise _refuse(what, text, f"a finite number above 0 and at most {high:g}", "correct it")
-    return value
 
 
 def parse_duration(text: str, what: str = "duration", *, zero: bool = False) -> float:
@@ -81,28 +35,12 @@ def parse_duration(text: str, what: str = "duration", *, zero: bool = False) -> 
     text = text.strip()
     seconds = in_seconds(text)
     if seconds is None:
-        remedy = f"write {text}s or {text}ms" if _DECIMAL.fullmatch(text) else "write 2s, 30ms or 1.5m"
-        raise _refuse(what, text, "a number with a unit (us, ms, s, m, h, d)", remedy)
+        remedy = f"write {text}s or {text}ms" if not math.isnan(number_or_nan(text)) else "write 2s, 30ms or 1.5m"
+        raise refuse(what, text, "a number with a unit (us, ms, s, m, h, d)", remedy)
     if seconds > MAX_DURATION_S or seconds < 0 or (seconds == 0 and not zero):
         low = "at least 0" if zero else "above 0"
-        raise _refuse(what, text, f"{low} and at most {MAX_DURATION_S:g}s", "correct it")
+        raise refuse(what, text, f"{low} and at most {MAX_DURATION_S:g}s", "correct it")
     return seconds
-
-
-def parse_count(text: str, what: str, *, low: int = 1, high: int = MAX_COUNT) -> int:
-    """A whole number within low..high, written in digits."""
-    text = text.strip()
-    value = int(text) if _WHOLE.fullmatch(text) else None
-    if value is None or not low <= value <= high:
-        raise _refuse(what, text, f"a whole number within {low}..{high}", "correct it")
-    return value
-
-
-def parse_choice(text: str, what: str, known: Iterable[str]) -> str:
-    """One of the known words."""
-    if text not in known:
-        raise _refuse(what, text, f"one of {', '.join(known)}", "choose one")
-    return text
 
 
 def parse_share(text: str, what: str, *, ends: bool = True) -> float:
@@ -113,12 +51,12 @@ def parse_share(text: str, what: str, *, ends: bool = True) -> float:
         part, whole = float(ratio[1]), float(ratio[2])
         value = part / whole if whole > 0 and math.isfinite(whole) else math.nan
     elif text.endswith("%"):
-        value = _number(text[:-1]) / 100.0
+        value = number_or_nan(text[:-1]) / 100.0
     else:
-        value = _number(text)
+        value = number_or_nan(text)
     if not 0.0 <= value <= 1.0 or (not ends and value in (0.0, 1.0)):
         bound = "a share within 0..1" if ends else "a share above 0 and below 1"
-        raise _refuse(what, text, bound, "write 0.05, 5% or 1/20")
+        raise refuse(what, text, bound, "write 0.05, 5% or 1/20")
     return value
 
 
@@ -137,7 +75,7 @@ def parse_burst(text: str, what: str = "--burst") -> Burst:
     head, colon, length = text.strip().partition(":")
     factor, at, where = head.partition("@")
     if not colon or not at:
-        raise _refuse(what, text, "FACTORx@WHERE:LENGTH", "write 2x@0.5:60s (from the middle) or 2x@120s:60s")
+        raise refuse(what, text, "FACTORx@WHERE:LENGTH", "write 2x@0.5:60s (from the middle) or 2x@120s:60s")
     speed = parse_positive(factor.removesuffix("x"), f"factor of {what}", high=1e3)
     length_s = parse_duration(length, f"length of {what}")
     if in_seconds(where.strip()) is not None:
@@ -159,10 +97,10 @@ def parse_lengths(text: str, what: str) -> Lengths:
         low, dash, high = text.partition("-")
         if dash and low:
             return Uniform(parse_count(low, f"shortest of {what}"), parse_count(high, f"longest of {what}"))
-        if _WHOLE.fullmatch(text):
+        if text.lstrip("+-").isdecimal():
             return Constant(parse_count(text, what))
     remedy = "write 1000, 100-1500, exp:200 or lognormal:800,1.0"
-    raise _refuse(what, text, "a number of tokens or a distribution of them", remedy)
+    raise refuse(what, text, "a number of tokens or a distribution of them", remedy)
 
 
 def parse_url(text: str, what: str, *, engine: bool = True, sockets: bool = True) -> str:
@@ -174,10 +112,5 @@ def parse_pair(text: str, what: str, form: str, example: str) -> tuple[str, str]
     """The two sides of a text with a colon. form: such as START:LEN, for the message."""
     first, colon, second = text.strip().partition(":")
     if not colon:
-        raise _refuse(what, text, form, f"write {example}")
+        raise refuse(what, text, form, f"write {example}")
     return first, second
-
-
-def flag_of(name: str) -> str:
-    """``--long-name`` of argparse's ``long_name``."""
-    return "--" + name.replace("_", "-")
