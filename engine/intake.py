@@ -148,8 +148,5 @@ class Intake:
 
 
 def _reason(error: RooftuneError) -> RejectReason:
-    if isinstance(error, Busy):
-        return RejectReason.BUSY
-    if isinstance(error, Stopping):
-        return RejectReason.STOPPING
-    return RejectReason.TOO_LONG if isinstance(error, TooLong) else RejectReason.INVALID
+    reasons = {Busy: RejectReason.BUSY, Stopping: RejectReason.STOPPING, TooLong: RejectReason.TOO_LONG}
+    return reasons.get(type(error), RejectReason.INVALID)

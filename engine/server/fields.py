@@ -68,7 +68,10 @@ def read_fields(body: Mapping[str, Any]) -> Fields:
         known = Fields.model_fields | StreamOptions.model_fields
         name = next(str(part) for part in reversed(first["loc"]) if part in known)
         message = first["msg"].removeprefix("Value error, ")
-        raise bad_request(f"{name} is {shown(first['input'])}: {message}", name) from None
+        value = first["input"]
+        long = isinstance(value, str | list | dict) and len(value) > 100  # writing megabytes would hold up every stream
+        given = "" if long else f" is {shown(value)}"
+        raise bad_request(f"{name}{given}: {message}", name) from None
 
 
 def token_ids(value: object, name: str, vocab_tokens: int) -> list[int]:

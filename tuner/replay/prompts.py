@@ -57,12 +57,10 @@ class PromptMaker:
 
 
 CLASSES = {"short-questions": "chat", "medium-rag": "rag", "long-documents": "documents", "long-outputs": "long-output"}
-REAL_SHARES = (0.70, 0.20, 0.03, 0.07)
-PEAK_SHARES = (0.40, 0.25, 0.15, 0.20)
 PRESETS: dict[str, tuple[float, ...]] = {
     **{name: tuple(float(name == other) for other in CLASSES) for name in CLASSES},
-    "real-ratio": REAL_SHARES,
-    "peak-ratio": PEAK_SHARES,
+    "real-ratio": (0.70, 0.20, 0.03, 0.07),
+    "peak-ratio": (0.40, 0.25, 0.15, 0.20),
 }
 
 
