@@ -9,7 +9,7 @@ infinity), one without samples is null; neither is ever 0.
 
 import json
 import math
-from typing import Annotated, Final, Literal, get_args
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -19,7 +19,6 @@ from rooftune.policies.step_time import StepModel
 
 Source = Literal["measured", "simulated", "assumed", "given"]
 BARS: Final = 240  # of a step timeline
-SOURCES: tuple[str, ...] = get_args(Source)
 Verdict = Literal["change", "keep", "infeasible"]
 
 Seconds = Annotated[float, Field(ge=0)] | Literal["inf"] | None

@@ -66,7 +66,7 @@ class InlineSearcher:
             return None
         asked, self.waiting = self.waiting, None
         # Over the border and back, as it reaches a child.
-        raw = encoded(Order.model_construct(number=1, job=asked, limit_s=1.0))
+        raw = encoded(Order.model_construct(number=1, job=asked))
         return run_job(order_of(raw).job, lambda stage, done, total: None)
 
     @property

@@ -11,10 +11,10 @@ import pytest
 
 from rooftune.policies.errors import InputError
 from rooftune.tuner.clock import ManualClock
-from rooftune.tuner.control.job import Job, SearchAnswer, WorkerError, WorkerFault
+from rooftune.tuner.control.job import Job, Limits, SearchAnswer, WorkerError, WorkerFault
 from rooftune.tuner.control.outcome import TwinPart
 from rooftune.tuner.control.searcher.child import Reply, encoded
-from rooftune.tuner.control.searcher.worker import GRACE_S, ChildSearcher, Limits, child_command
+from rooftune.tuner.control.searcher.worker import GRACE_S, ChildSearcher, child_command
 from tests.control.jobs import job
 
 # Processes that are waited for.

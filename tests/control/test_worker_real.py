@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rooftune.policies.step_time import StepModel
-from rooftune.tuner.control.job import WorkerError, WorkerFault
-from rooftune.tuner.control.searcher.worker import ChildSearcher, Limits
+from rooftune.tuner.control.job import Limits, WorkerError, WorkerFault
+from rooftune.tuner.control.searcher.worker import ChildSearcher
 from tests.control.jobs import MODEL, InlineSearcher, job, mix
 from tests.control.test_worker import gone, wait
 

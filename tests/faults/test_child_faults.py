@@ -7,8 +7,8 @@ import time
 import pytest
 
 from rooftune.policies.guard import Action, Reason
-from rooftune.tuner.control.job import Job, SearchAnswer, WorkerError, WorkerFault
-from rooftune.tuner.control.searcher.worker import ChildSearcher, Limits
+from rooftune.tuner.control.job import Job, Limits, SearchAnswer, WorkerError, WorkerFault
+from rooftune.tuner.control.searcher.worker import ChildSearcher
 from tests.control.doubles import Rig, answer_of, options, proposes, rig
 
 QUICK = options(search_requests=20, search_every_s=30.0)

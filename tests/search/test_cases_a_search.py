@@ -19,6 +19,7 @@ from rooftune.tuner.search.study import SettingStudy, Told
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.traffic.generate import document_mix
 from tests.cli.commands import rooftune
+from tests.search.trials import counts
 
 ENGINE = Engine(Boot(2048, 16, 1, 1, 0, 1), 600_000 // 16, 64)
 BASE = Setting(2048, max_running=64)
@@ -63,7 +64,7 @@ def test_8_no_limit_reaches_the_target_so_the_nearest_is_named_and_flagged(blank
     study.enqueue(BASE._replace(chunk_cap_tokens=2048))  # as large as the budget: the same point as no limit
     for cap in tpot_s:
         study.enqueue(BASE._replace(chunk_cap_tokens=cap))
-    assert study.counts().waiting == len(tpot_s)
+    assert counts(study)["WAITING"] == len(tpot_s)
     for seen_s in tpot_s.values():
         ticket = study.ask()
         assert tpot_s[ticket.setting.chunk_cap_tokens] == seen_s

@@ -30,6 +30,7 @@ from rooftune.tuner.search.study import SettingStudy
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.traffic.generate import document_mix
 from tests.cli.commands import rooftune, write_mix
+from tests.search.trials import counts
 
 ROOT = Path(__file__).parents[2]
 MODEL = NAMED_MODELS["8b-2tbs"]
@@ -75,7 +76,7 @@ def test_48_a_nan_value_fails_its_trial(tmp_path: Path, evaluation: Evaluation) 
     study = SettingStudy(space(), sampler="tpe", seed=0, storage=f"sqlite:///{tmp_path / 'trials.db'}")
     for bad in (math.nan, math.inf, -math.inf):
         study.tell(study.ask(), evaluation, bad)
-    assert (study.counts().failed, study.counts().running) == (3, 0)
+    assert (counts(study)["FAIL"], counts(study)["RUNNING"]) == (3, 0)
     assert study.told() == []  # nothing to take for the best, and nothing raised
     study.tell(study.ask(), evaluation, 0.5)
     assert [reported.value for reported in study.told()] == [0.5]
@@ -196,7 +197,7 @@ def test_47_a_study_waits_out_another_process_lock(
         thread = hold(path, 0.2)
         study.tell(study.ask(), evaluation, 0.5)
         thread.join()
-    assert study.counts().complete == 2
+    assert counts(study)["COMPLETE"] == 2
 
 
 @pytest.mark.slow
@@ -212,7 +213,7 @@ def test_47_a_lock_that_never_ends_is_one_clear_error(
     thread.join()
     assert caught.value.exit_code == 3
     study.tell(study.ask(), evaluation, 0.5)  # and it goes on afterwards
-    assert study.counts().complete == 1
+    assert counts(study)["COMPLETE"] == 1
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from rooftune.tuner.search.study import SettingStudy
 from rooftune.tuner.sim.engine import Engine
 from tests.cli.commands import write_mix
 from tests.search.postgres import Server, postgres
+from tests.search.trials import counts
 
 pytestmark = pytest.mark.slow
 
@@ -109,16 +110,16 @@ def test_of_two_workers_on_one_study_one_is_killed_and_the_other_finishes(server
     engine = Engine(Boot(16_384, 16, 1, 1, 0, 1), 30_000, 256)
     space = search_space(engine, Setting(2048, max_running=256), SLO, NAMED_MODELS["8b-2tbs"])
     study = SettingStudy(space, sampler="tpe", seed=0, storage=server.url, name=name)
-    assert study.counts().complete == len(finished) and study.counts().running == left
+    assert counts(study)["COMPLETE"] == len(finished) and counts(study)["RUNNING"] == left
     assert study.fail_stale(3600.0) == 0
     assert study.fail_stale(0.0) == left
-    assert (study.counts().running, study.counts().failed) == (0, left)
+    assert (counts(study)["RUNNING"], counts(study)["FAIL"]) == (0, left)
     best = study.told()[0]
     assert best.value == max(t.value for t in study.told() if t.violation == best.violation)
 
     again = answered(worker(server, mix, trials=5, study="shop"))
     assert again["verdict"] == first["verdict"]
-    assert study.counts().complete == len(finished) + 5
+    assert counts(study)["COMPLETE"] == len(finished) + 5
 
 
 def test_other_traffic_is_another_study_under_the_same_name(server: Server, mix: Path, tmp_path: Path) -> None:

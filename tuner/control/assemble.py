@@ -14,10 +14,11 @@ from rooftune.tuner.control.cycle.draft import AfterStage, nothing_after
 from rooftune.tuner.control.cycle.loop import Controller
 from rooftune.tuner.control.explain.explain import MEANING, knobs, points, share
 from rooftune.tuner.control.explain.report import write_report
+from rooftune.tuner.control.job import Limits
 from rooftune.tuner.control.options import options_of
 from rooftune.tuner.control.outcome import CycleRecord, VerifyPart
 from rooftune.tuner.control.ports import Searcher
-from rooftune.tuner.control.searcher.worker import ChildSearcher, Limits
+from rooftune.tuner.control.searcher.worker import ChildSearcher
 from rooftune.tuner.control.state.store import StateFile
 from rooftune.tuner.control.status.server import StatusServer
 from rooftune.tuner.observe.protocol import ProtocolReader

@@ -4,9 +4,10 @@ The frozen values of policies, twin and search are fields as they are: pydantic 
 side, strictly.
 """
 
+from dataclasses import dataclass
 from enum import StrEnum
 
-from rooftune.policies.errors import RefusedError
+from rooftune.policies.errors import RefusedError, bad_value
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo
 from rooftune.policies.step_time import StepModel
@@ -32,6 +33,30 @@ class WorkerError(RefusedError):
     def __init__(self, fault: WorkerFault, message: str) -> None:
         super().__init__(message)
         self.fault = fault
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a child may use.
+
+    timeout_s: for one job, the first one compiles the twin (10 to 20 s). idle_exit_s: without a job, then it is gone.
+    memory_bytes: private memory of the child (RLIMIT_DATA). nice: 0..19. cpus: most cores that it may run on.
+    """
+
+    timeout_s: float = 180.0
+    idle_exit_s: float = 120.0
+    memory_bytes: int = 2 << 30
+    nice: int = 15
+    cpus: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("timeout_s", "idle_exit_s"):
+            if not 0.0 < getattr(self, name) < 1e6:
+                raise bad_value(name, getattr(self, name), "above 0 s and below 1e6 s", "correct it")
+        if self.memory_bytes < 1 << 20:
+            raise bad_value("memory_bytes", self.memory_bytes, "at least 1 MiB", "the twin takes about 300 MB")
+        if not 0 <= self.nice <= 19 or self.cpus < 1:
+            raise bad_value("nice, cpus", (self.nice, self.cpus), "within 0..19, and at least 1", "correct them")
 
 
 class WindowPart(Part):

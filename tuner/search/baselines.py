@@ -13,27 +13,7 @@ from rooftune.tuner.search.evaluation import Role
 from rooftune.tuner.search.space import SearchSpace
 from rooftune.tuner.sim.result import RunResult
 
-SWEEP_BUDGETS = (
-    64,
-    128,
-    192,
-    256,
-    384,
-    512,
-    640,
-    768,
-    896,
-    1024,
-    1280,
-    1536,
-    2048,
-    3072,
-    4096,
-    6144,
-    8192,
-    12288,
-    16384,
-)
+SWEEP_BUDGETS = (*range(64, 257, 64), *range(384, 1025, 128), 1280, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
 
 
 def concurrency(result: RunResult) -> tuple[float, float]:

@@ -53,16 +53,6 @@ class Ticket:
 
 
 @dataclass(frozen=True)
-class StudyCounts:
-    """Trials of a study by state, those of other workers and of earlier runs included. waiting: a warm start's."""
-
-    complete: int
-    failed: int
-    running: int
-    waiting: int
-
-
-@dataclass(frozen=True)
 class Told:
     """A trial that was told. value: what the sampler maximises; violation: sum of its positive constraints."""
 
@@ -223,16 +213,6 @@ class SettingStudy:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The constraint value is ignored")  # a second try
             again(book)
-
-    def counts(self) -> StudyCounts:
-        """How many trials the study holds, by state."""
-        states = [trial.state for trial in self._all()]
-        return StudyCounts(
-            complete=states.count(TrialState.COMPLETE),
-            failed=states.count(TrialState.FAIL),
-            running=states.count(TrialState.RUNNING),
-            waiting=states.count(TrialState.WAITING),
-        )
 
     def told(self) -> list[Told]:
         """Every trial with a value, other workers' too, best first: those that meet every target by their value, then

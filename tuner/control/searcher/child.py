@@ -1,10 +1,11 @@
-"""The child process: ``python -m rooftune.tuner.control.searcher.child``. Jobs come in by line, replies go out by line.
+"""The child process: ``python -m rooftune.tuner.control.searcher.child LIMITS``, LIMITS in JSON.
+
+Jobs come in by line, replies go out by line.
 
 It ends when no job has come for a while, at once when its standard input closes (the controller is gone, however
 that came about), and by itself when a job takes longer than the controller allows.
 """
 
-import argparse
 import os
 import queue
 import resource
@@ -12,22 +13,23 @@ import sys
 import threading
 import traceback
 from contextlib import suppress
-from typing import Annotated, BinaryIO, Final, TypeVar
+from typing import BinaryIO, Final, TypeVar
 
-from pydantic import Field, JsonValue, ValidationError
+from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from rooftune.policies.errors import InputError, RooftuneError
-from rooftune.tuner.control.job import Job, SearchAnswer
+from rooftune.tuner.control.job import Job, Limits, SearchAnswer
 from rooftune.tuner.record import Count, Part, Words, first_problem
 
 # A job of 100,000 requests is about 10 MB; a line beyond this is nonsense, and neither side keeps more of it in memory.
 MAX_JOB_BYTES: Final = 64_000_000
 MAX_REPLY_BYTES: Final = 4_000_000
 OUT_OF_MEMORY_EXIT: Final = 77  # the child's exit code when a limit of memory ended it
-LATE_EXIT: Final = 75  # when it gave up by itself, after Order.limit_s
+LATE_EXIT: Final = 75  # when it gave up by itself, after Limits.timeout_s
 IDLE_EXIT: Final = 0
 
 Line = TypeVar("Line", bound=Part)
+LIMITS = TypeAdapter(Limits)
 
 
 class UncheckedOrder(Part):
@@ -35,15 +37,13 @@ class UncheckedOrder(Part):
 
     number: Count
     job: JsonValue
-    limit_s: float
 
 
 class Order(Part):
-    """Parent to child. number: repeated in every reply; limit_s: seconds after which the child gives up by itself."""
+    """Parent to child. number: repeated in every reply."""
 
     number: Count
     job: Job
-    limit_s: Annotated[float, Field(gt=0)]
 
 
 class Reply(Part):
@@ -90,13 +90,13 @@ _MEMORY_WORDS = ("allocate memory", "failed to map segment", "can't start new th
 
 def main(argv: list[str] | None = None) -> int:
     """Serve jobs until idle; the exit code of the process."""
-    args = _parser().parse_args(argv)
-    _limit(args.memory_bytes, args.nice, args.cpus)
+    limits = LIMITS.validate_json((sys.argv[1:] if argv is None else argv)[0])
+    _limit(limits)
     # Whatever a library prints goes to standard error: standard output carries replies alone.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     try:
-        return _serve(sys.stdin.buffer, out, args.idle_exit_s)
+        return _serve(sys.stdin.buffer, out, limits)
     except Exception as error:  # noqa: BLE001  # the border of the process: the controller hears a code and last words
         traceback.print_exc()
         return OUT_OF_MEMORY_EXIT if _memory_ran_out(error) else _DEFECT_EXIT
@@ -111,41 +111,30 @@ def _memory_ran_out(error: BaseException | None) -> bool:
     return False
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m rooftune.tuner.control.searcher.child", description="twin and search, by line"
-    )
-    parser.add_argument("--idle-exit-s", type=float, required=True)
-    parser.add_argument("--memory-bytes", type=int, required=True)
-    parser.add_argument("--nice", type=int, required=True)
-    parser.add_argument("--cpus", type=int, required=True)
-    return parser
-
-
-def _limit(memory_bytes: int, nice: int, cpus: int) -> None:
+def _limit(limits: Limits) -> None:
     """Private memory, not address space: LLVM and thread stacks reserve far more than they use."""
-    for kind, most in ((resource.RLIMIT_DATA, memory_bytes), (resource.RLIMIT_CORE, 0)):
+    for kind, most in ((resource.RLIMIT_DATA, limits.memory_bytes), (resource.RLIMIT_CORE, 0)):
         hard = resource.getrlimit(kind)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(kind, (most, most))
-    os.nice(nice)
+    os.nice(limits.nice)
     allowed = sorted(os.sched_getaffinity(0))
     with suppress(OSError):  # a container may forbid it; its own CPU limit holds then
-        os.sched_setaffinity(0, allowed[-cpus:])
+        os.sched_setaffinity(0, allowed[-limits.cpus :])
 
 
-def _serve(source: BinaryIO, out: BinaryIO, idle_exit_s: float) -> int:
+def _serve(source: BinaryIO, out: BinaryIO, limits: Limits) -> int:
     orders: queue.Queue[Order | Reply] = queue.Queue()
     threading.Thread(target=_read, args=(source, orders), daemon=True).start()
     while True:
         try:
-            order = orders.get(timeout=idle_exit_s)
+            order = orders.get(timeout=limits.idle_exit_s)
         except queue.Empty:
             return IDLE_EXIT
         if isinstance(order, Reply):
             _say(out, order)
             continue
-        late = threading.Timer(order.limit_s, os._exit, (LATE_EXIT,))
+        late = threading.Timer(limits.timeout_s, os._exit, (LATE_EXIT,))
         late.daemon = True
         late.start()
         _work(order, out)

@@ -24,7 +24,7 @@ from rooftune.tuner.sim.twin import simulate
 QUALITY = Quality()
 # The distribution of all gaps is not in the request records: what is known of them are counts above bounds.
 _WORDS = {Observed.TTFT: "ttft", Observed.TPOT: "tpot", Observed.LONGEST_GAP: "longest gap"}
-_PER_REQUEST = ("longest_gap_s", "gap_count", "cached_tokens", "tenant", "failed", "scheduled_s", "gap_over")
+_PER_RUN = ("tenant_names", "gap_bounds_s", "gap_values_s", "gap_weights")
 
 
 def twin_part(replays: Sequence[RunResult], observed: Outcomes, kept: BoolArray, slo: Slo) -> TwinPart:
@@ -75,12 +75,8 @@ def _gap_errors(predicted: Sequence[Outcomes], seen: Outcomes) -> dict[str, floa
 
 def rows_of(outcomes: Outcomes, kept: BoolArray) -> Outcomes:
     """Some of the requests; the distribution of all gaps is of all of them and stays behind."""
-    chosen: dict[str, Any] = {
-        name: getattr(outcomes, name)[kept]
-        for name in ("arrival_s", "first_token_s", "finish_s", "prompt_tokens", "output_tokens")
-    }
-    chosen |= {name: getattr(outcomes, name)[kept] for name in _PER_REQUEST if len(getattr(outcomes, name))}
-    assert set(chosen) <= {field.name for field in fields(outcomes)}
+    per_request = [f.name for f in fields(outcomes) if f.name not in _PER_RUN and len(getattr(outcomes, f.name))]
+    chosen: dict[str, Any] = {name: getattr(outcomes, name)[kept] for name in per_request}
     return replace(outcomes, **chosen, gap_values_s=np.zeros(0), gap_weights=np.zeros(0))
 
 

@@ -9,15 +9,14 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import IO
 
-from rooftune.policies.errors import bad_value
 from rooftune.tuner.clock import Clock, SystemClock
-from rooftune.tuner.control.job import Job, SearchAnswer, WorkerError, WorkerFault
+from rooftune.tuner.control.job import Job, Limits, SearchAnswer, WorkerError, WorkerFault
 from rooftune.tuner.control.searcher.child import (
     IDLE_EXIT,
     LATE_EXIT,
+    LIMITS,
     MAX_JOB_BYTES,
     MAX_REPLY_BYTES,
     OUT_OF_MEMORY_EXIT,
@@ -36,36 +35,9 @@ _LAST_WORDS = 20  # lines of standard error that are kept
 _MOST_REPLIES = 10_000  # waiting to be read; a child that says more talks nonsense
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a child may use.
-
-    timeout_s: for one job, the first one compiles the twin (10 to 20 s). idle_exit_s: without a job, then it is gone.
-    memory_bytes: private memory of the child (RLIMIT_DATA). nice: 0..19. cpus: most cores that it may run on.
-    """
-
-    timeout_s: float = 180.0
-    idle_exit_s: float = 120.0
-    memory_bytes: int = 2 << 30
-    nice: int = 15
-    cpus: int = 2
-
-    def __post_init__(self) -> None:
-        for name in ("timeout_s", "idle_exit_s"):
-            if not 0.0 < getattr(self, name) < 1e6:
-                raise bad_value(name, getattr(self, name), "above 0 s and below 1e6 s", "correct it")
-        if self.memory_bytes < 1 << 20:
-            raise bad_value("memory_bytes", self.memory_bytes, "at least 1 MiB", "the twin takes about 300 MB")
-        if not 0 <= self.nice <= 19 or self.cpus < 1:
-            raise bad_value("nice, cpus", (self.nice, self.cpus), "within 0..19, and at least 1", "correct them")
-
-
 def child_command(limits: Limits) -> list[str]:
     """The command line of a child with these limits."""
-    return [
-        *(sys.executable, "-m", MODULE, "--idle-exit-s", f"{limits.idle_exit_s:g}"),
-        *("--memory-bytes", str(limits.memory_bytes), "--nice", str(limits.nice), "--cpus", str(limits.cpus)),
-    ]
+    return [sys.executable, "-m", MODULE, LIMITS.dump_json(limits).decode()]
 
 
 class _Child:
@@ -174,7 +146,7 @@ class ChildSearcher:
         if self.busy:
             return False
         self._number += 1
-        order = Order(number=self._number, job=job, limit_s=self._limits.timeout_s)
+        order = Order(number=self._number, job=job)
         line = encoded(order)
         if len(line) > MAX_JOB_BYTES:
             raise WorkerError(
