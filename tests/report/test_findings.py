@@ -40,10 +40,10 @@ def _quiet(**changed: Any) -> Any:
 
 def test_policies_are_named_in_plain_words_on_every_first_screen() -> None:
     made = _with_policies()
-    message = extras(made)
-    assert len(message) == 3
-    assert sum("A vLLM without Rooftune's hook does not have this" in sentence for sentence in message) == 2
-    assert sum("A vLLM from 0.27 on does not have this" in sentence for sentence in message) == 1
+    said = extras(made)
+    assert len(said) == 3
+    assert sum("A vLLM without Rooftune's hook does not have this" in sentence for sentence in said) == 2
+    assert sum("A vLLM from 0.27 on does not have this" in sentence for sentence in said) == 1
     for text in (html_page(made), markdown_page(made), summary(made)):
         text = " ".join(text.replace("\xa0", " ").split())
         assert "the prompt with the fewest tokens left is read first" in text
@@ -141,19 +141,19 @@ def test_infeasible_names_target_floor_and_rate() -> None:
     best = trial("search", 640, margins=_missed(4.0), feasible=False)
     made = record(**INFEASIBLE, **missed, trials=trials, best=best, feasible=rate)
     assert target_floor_s(made, 0) == 3.5
-    message = headline(made).limit
+    (said,) = headline.limit(made)
     for needed in ("time to first token p99 within 2 s", "comes to 4 s", "target alone comes to 3.5 s", "0.43 times"):
-        assert needed in message
-    assert "4.3 requests/s" in message and "9 replays" in message
+        assert needed in said
+    assert "4.3 requests/s" in said and "9 replays" in said
 
 
 def test_infeasible_only_together_and_at_no_rate() -> None:
     rate = {"scale": None, "rate_rps": None, "width": None, "lowest_scale": 0.015625, "replays": 8}
     best = trial("search", 640, margins=_missed(4.0), feasible=False)
-    message = headline(record(**INFEASIBLE, best=best, feasible=rate)).limit
-    assert "not together with the others" in message
-    assert "Even at 1/64 of this rate" in message and "Missed as well" not in message
-    assert "--engine rooftune" in message
+    (said,) = headline.limit(record(**INFEASIBLE, best=best, feasible=rate))
+    assert "not together with the others" in said
+    assert "Even at 1/64 of this rate" in said and "Missed as well" not in said
+    assert "--engine rooftune" in said
     everything = record_values()["search"] | {"knobs": ["step_tokens", "order_policy"]}
     (said,) = headline.limit(record(**INFEASIBLE, best=best, feasible=rate, search=everything))
     assert "--engine" not in said
@@ -197,8 +197,8 @@ def test_step_curve_without_a_knee_or_a_floor() -> None:
 def test_requests_that_can_never_run_are_named_before_any_target() -> None:
     plain = record()
     stuck = plain.model_copy(update={"best": plain.best.model_copy(update={"refused": 3})})
-    message = summary(stuck)
-    limit = message[message.index("  limit") : message.index("  targets")]
+    said = summary(stuck)
+    limit = said[said.index("  limit") : said.index("  targets")]
     assert "3 requests need" in limit and "--kv-tokens" in limit
     assert "--kv-tokens" not in summary(plain)
 
@@ -206,5 +206,5 @@ def test_requests_that_can_never_run_are_named_before_any_target() -> None:
 def test_every_other_missed_target_is_named() -> None:
     values = trial("search", 640, margins=_missed(4.0), feasible=False)
     values["margins"][1] |= {"measured_s": 0.0303, "margin": 0.01}
-    message = headline(record(**INFEASIBLE, best=values)).limit
-    assert "Missed as well: gap between tokens p99 within 30 ms (30.3 ms)." in message
+    (said,) = headline.limit(record(**INFEASIBLE, best=values))
+    assert "Missed as well: gap between tokens p99 within 30 ms (30.3 ms)." in said

@@ -16,29 +16,29 @@ KEEP = {"verdict": "keep", "best": trial("current", 2048)}
 
 
 def test_a_smaller_budget_says_what_waits_now_and_what_is_delayed() -> None:
-    message = cause(record())
+    said = cause(record())
     for needed in ("up to 2,048 tokens", "at most 704 tokens", "at most 128", "end sooner", "first tokens come later"):
-        assert needed in message, needed
+        assert needed in said, needed
 
 
 def test_effects_are_only_claimed_where_the_replays_show_them() -> None:
     before = trial("current", 2048)
     same = {name: before[name] for name in ("gap_p99_s", "longest_gap_p99_s", "ttft_p99_s")}
-    message = cause(record(best=trial("search", 704, **same)))
-    assert "steps of at most 704 tokens prompts need more steps" in message
-    assert "sooner" not in message and "later" not in message
+    said = cause(record(best=trial("search", 704, **same)))
+    assert "steps of at most 704 tokens prompts need more steps" in said
+    assert "sooner" not in said and "later" not in said
     # One measure better and the other worse is not an even flow.
     assert "sooner" not in cause(record(best=trial("search", 704, longest_gap_p99_s=9.0)))
 
 
 def test_a_larger_budget_names_the_longer_steps() -> None:
-    message = cause(record(best=trial("search", 4096)))
-    assert "at most 2,048 tokens" in message and "up to 4,096 tokens" in message
-    assert "first tokens come sooner" in message and "waits for the longer steps" in message
+    said = cause(record(best=trial("search", 4096)))
+    assert "at most 2,048 tokens" in said and "up to 4,096 tokens" in said
+    assert "first tokens come sooner" in said and "waits for the longer steps" in said
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("old", "new", "said"),
     [
         (0, 128, "one prompt may fill a step. With at most 128 tokens"),
         (256, 128, "at most 256 tokens of one prompt are read in a step. With at most 128 tokens"),
@@ -47,9 +47,9 @@ def test_a_larger_budget_names_the_longer_steps() -> None:
         (128, 128, ""),
     ],
 )
-def test_a_chunk_cap_alone(old: int, new: int, message: str) -> None:
+def test_a_chunk_cap_alone(old: int, new: int, said: str) -> None:
     text = cause(record(current=trial("current", 704, old), best=trial("search", 704, new)))
-    assert message in text and bool(message) == bool(text)
+    assert said in text and bool(said) == bool(text)
 
 
 def test_without_running_requests_no_stall_is_claimed() -> None:
@@ -68,7 +68,7 @@ def test_the_trade_sorts_figures_by_direction() -> None:
 
 def test_the_trade_covers_never_and_metrics_without_a_target() -> None:
     bare: dict[str, Any] = {"targets": [], "binding": None, "random_best": trial("random", 384, margins=[])}
-    message = trade(
+    said = trade(
         record(
             **bare,
             trials=[],
@@ -76,7 +76,7 @@ def test_the_trade_covers_never_and_metrics_without_a_target() -> None:
             best=trial("search", 704, margins=[], gap_p99_s=None),
         )
     )
-    assert message == "Better: time to first token p99 never → 1.82 s. Worse: nothing of the whole run by 1 % or more."
+    assert said == "Better: time to first token p99 never → 1.82 s. Worse: nothing of the whole run by 1 % or more."
 
 
 def test_the_group_that_pays_is_named() -> None:
@@ -106,29 +106,29 @@ def test_the_verdict_states_what_was_measured_and_checked() -> None:
 
 
 def test_the_report_says_to_watch_the_targets() -> None:
-    message = watch(record())
-    assert "time to first token p99 within 2 s (simulated 1.87 s)" in message
-    assert "gap between tokens p99 within 30 ms (simulated 22 ms)" in message
+    said = watch(record())
+    assert "time to first token p99 within 2 s (simulated 1.87 s)" in said
+    assert "gap between tokens p99 within 30 ms (simulated 22 ms)" in said
     # What is predicted must not be a reason to undo it.
-    assert message.endswith("Undo it if one is clearly worse than both its target and its simulated value.")
+    assert said.endswith("Undo it if one is clearly worse than both its target and its simulated value.")
     assert watch(record(**KEEP)) == trade(record(**KEEP)) == cause(record(**KEEP)) == ""
 
 
 def test_flags_name_the_budget_in_force_and_the_ceiling() -> None:
-    message = " ".join(flag_words(record()))
-    assert "The token budget in force is --max-num-scheduled-tokens 704." in message
-    assert "--max-num-batched-tokens 8192 is only the ceiling" in message and "0.12 does not" in message
+    said = " ".join(flag_words(record()))
+    assert "The token budget in force is --max-num-scheduled-tokens 704." in said
+    assert "--max-num-batched-tokens 8192 is only the ceiling" in said and "0.12 does not" in said
     engine = record_values()["engine"] | {"ceiling_tokens": 704}
     assert "only the ceiling" not in " ".join(flag_words(record(engine=engine)))
 
 
 def test_saving_the_command_line_is_advised_only_if_it_was_assumed() -> None:
-    advice = "Save your present command line first"
+    asked = "Save your present command line first"
     given = record(current_source="given")
     for render in (html_page, markdown_page, summary):
-        assert advice in render(record())
-        assert advice not in render(given)
-    assert headline(record(**KEEP)).undo_first == ""
+        assert asked in render(record())
+        assert asked not in render(given)
+    assert headline.undo(record(**KEEP)) == ()
 
 
 @pytest.mark.parametrize("render", [html_page, markdown_page, summary])

@@ -1,11 +1,12 @@
 """The parts of the configuration. A key that ends in ``_s`` takes seconds, or a text with a unit such as 5m."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from rooftune.policies.envelope import KNOB_NAMES, SEARCHED
 from rooftune.policies.guard import GuardLimits, WeekSpan
 from rooftune.policies.lease import MAX_LEASE_S
 from rooftune.policies.slo import Metric, Target
@@ -185,8 +186,8 @@ class LogSection(Section):
     format: Literal["logfmt", "json"] = "logfmt"
 
 
-SearchKnob = Literal[
-    "step_tokens", "chunk_cap_tokens", "max_partial_prefills", "max_long_partial_prefills", "max_running",
-    "budget_policy", "order_policy",
-]  # fmt: skip
+if TYPE_CHECKING:
+    SearchKnob = str
+else:
+    SearchKnob = Literal[tuple(name for name in KNOB_NAMES if name in SEARCHED)]
 StorageUrl = Line

@@ -33,7 +33,7 @@ class Flags:
 def _hooked(setting: Mapping[str, Number]) -> list[Knob]:
     """The knobs of a setting that no version of vLLM has a flag for; what follows another knob is not named."""
     flagged = {*_FLAGGED, *_OLD_CAPS, *FOLLOWERS}
-    return [knob for knob in KNOBS if setting.get(knob.name) and knob.name not in flagged]
+    return [knob for knob in KNOBS if knob.name in setting and knob.name not in flagged]
 
 
 def vllm_flags(record: RunRecord, trial: TrialPart) -> Flags:

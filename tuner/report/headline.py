@@ -1,6 +1,9 @@
 """The first screen in words: what to set, against what, why, how sure, how to undo it."""
 
-from rooftune.policies.envelope import KNOB_LABELS, SEARCHED
+from collections.abc import Mapping
+
+from rooftune.policies.envelope import KNOB, KNOB_LABELS, SEARCHED
+from rooftune.policies.request import Setting
 from rooftune.tuner.record import RunRecord
 from rooftune.tuner.report import trust, words
 from rooftune.tuner.report.findings import (
@@ -52,12 +55,18 @@ MOST_IN_TITLE = 3
 def changes(record: RunRecord) -> tuple[tuple[str, str, str], ...]:
     """(knob, before, after) for every knob that the recommendation moves; empty when it moves none."""
     before, after = record.current.setting, record.best.setting
-    moved = [(name, before.get(name, 0), after.get(name, 0)) for name in dict.fromkeys([*before, *after])]
+    moved = [(name, _value(before, name), _value(after, name)) for name in dict.fromkeys([*before, *after])]
     return tuple(
         (KNOB_LABELS.get(name, name), words.knob_value(name, old), words.knob_value(name, new))
         for name, old, new in moved
         if old != new and name not in words.NOT_SHOWN
     )
+
+
+def _value(setting: Mapping[str, float], name: str) -> float:
+    """A record leaves out what is at its default (and what does nothing, which reads as none)."""
+    whole = Setting(**setting)  # type: ignore[arg-type]  # a record's knobs are fields of Setting
+    return float(getattr(whole, name)) if KNOB[name].acts(whole) else 0.0
 
 
 def title(record: RunRecord) -> str:

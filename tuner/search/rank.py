@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rooftune.policies.envelope import SEARCHED
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import MarginRow, Slo, good
 from rooftune.tuner.search.evaluation import Advice, Evaluation
@@ -59,11 +60,10 @@ def alike(tried: Sequence[Evaluation], slo: Slo) -> list[Evaluation]:
 
 
 def complexity(evaluation: Evaluation, base: Setting) -> int:
-    """How many things a setting asks to be explained beyond a budget: cap, partial-prefill caps, policies, and a
-    sequence cap other than that of ``base``, what is set today."""
-    s = evaluation.setting
-    parts = (s.chunk_cap_tokens, s.max_partial_prefills, s.max_long_partial_prefills, s.budget_policy, s.order_policy)
-    return sum(1 for part in parts if part) + int(s.max_running != base.max_running)
+    """How many things a setting asks to be explained beyond a budget: searched knobs that are not at their defaults,
+    and a sequence cap other than that of ``base``, what is set today."""
+    plain = Setting(evaluation.setting.step_tokens, max_running=base.max_running)
+    return sum(1 for name in SEARCHED if getattr(evaluation.setting, name) != getattr(plain, name))
 
 
 def to_set(equals: Sequence[Evaluation], slo: Slo, base: Setting) -> Evaluation:

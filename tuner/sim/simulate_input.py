@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
+from rooftune.policies.envelope import KNOB
 from rooftune.policies.errors import InputError, bad_value
 from rooftune.policies.request import Boot, Setting
 from rooftune.policies.slo import Override, Slo, Target
@@ -105,11 +106,9 @@ class SimulateInput(Part):
         if "step_tokens" not in values:
             raise InputError(f"{where} lacks step_tokens, the token budget; state it")
         for name, value in values.items():
-            whole = isinstance(value, int) or name.endswith(("_s", "_s_per_token"))
-            if value < 0 or not whole:
-                raise InputError(
-                    f"{where}: {name} is {value!r}, must be at least 0 and whole unless a time; correct it"
-                )
+            if value < 0 or (KNOB[name].whole and not isinstance(value, int)):
+                kind = " and whole" if KNOB[name].whole else ""
+                raise InputError(f"{where}: {name} is {value!r}, must be at least 0{kind}; correct it")
             if name in ("budget_floor_tokens", "pressure_tokens") and value > self.engine.ceiling_tokens:
                 bound = f"at most engine.ceiling_tokens ({self.engine.ceiling_tokens})"
                 raise bad_value(f"{where}: {name}", value, bound, "lower it")

@@ -1,13 +1,14 @@
 """Flags of one setting: every live knob and policy, from the table of knobs."""
 
 import argparse
+from functools import partial
 
 from rooftune.policies.envelope import KNOB, Knob, Number, Unit
 from rooftune.policies.errors import InputError
 from rooftune.policies.request import DEADLINE, Setting
 from rooftune.policies.step_time import StepModel
 from rooftune.tuner.cli.flags.engine import CURRENT_BUDGET_TOKENS, MAX_ENGINE_TOKENS, parse_switch
-from rooftune.tuner.cli.flags.values import parse_count, parse_duration
+from rooftune.tuner.cli.flags.values import add_value, parse_choice, parse_count, parse_duration
 from rooftune.tuner.sim.engine import Engine, check_setting
 
 _FLAGGED = tuple(knob for knob in KNOB.values() if knob.flag)
@@ -21,18 +22,16 @@ def add_setting_flags(parser: argparse.ArgumentParser) -> None:
     for knob in _FLAGGED:
         about = ", ".join(_kinds(knob)) if knob.choices else knob.help
         default = _default_words(knob)
-        group.add_argument(
-            f"--{knob.flag}",
-            metavar=_METAVARS.get(knob.unit),
-            help=about + (f" (default {default})" if default else ""),
-        )
+        words = f"{about} (default {default})" if default else about
+        add_value(group, f"--{knob.flag}", partial(_parse, knob), _METAVARS.get(knob.unit), words)
 
 
 def read_setting(args: argparse.Namespace, engine: Engine, model: StepModel) -> Setting:
     """One setting, inside the engine's envelope. Raises InputError."""
-    given = {knob.name: text for knob in _FLAGGED if (text := getattr(args, knob.flag.replace("-", "_"))) is not None}
+    flags = {knob.name: getattr(args, knob.flag.replace("-", "_")) for knob in _FLAGGED}
+    given: dict[str, Number] = {name: value for name, value in flags.items() if value is not None}
     values: dict[str, Number] = {"step_tokens": CURRENT_BUDGET_TOKENS, "max_running": engine.sequence_ceiling}
-    setting = Setting(**(values | {name: _value(KNOB[name], text) for name, text in given.items()}))  # type: ignore[arg-type]  # each of its unit
+    setting = Setting(**(values | given))  # type: ignore[arg-type]  # each of its unit
     _check_given(given, setting)
     if setting.order_policy == DEADLINE:  # what a prompt token costs beyond the floor: the roofline's own slope
         setting = setting._replace(prefill_s_per_token=model.slope_s_per_token)
@@ -40,7 +39,7 @@ def read_setting(args: argparse.Namespace, engine: Engine, model: StepModel) -> 
     return setting
 
 
-def _check_given(given: dict[str, str], setting: Setting) -> None:
+def _check_given(given: dict[str, Number], setting: Setting) -> None:
     """Raises InputError for a knob that was given and can do nothing beside the others, or is missing beside them."""
     for knob in _FLAGGED:
         if knob.name in given and (knob.policy or getattr(setting, knob.name)) and not knob.acts(setting):
@@ -82,12 +81,9 @@ def _default_words(knob: Knob) -> str:
     return f"{value:g}s" if knob.unit is Unit.SECONDS else "off" if knob.unit is Unit.SWITCH else f"{value}"
 
 
-def _value(knob: Knob, text: str) -> Number:
-    what = f"--{knob.flag}"
+def _parse(knob: Knob, text: str, what: str) -> Number:
     if knob.choices:
-        if text not in _kinds(knob):
-            raise InputError(f"{what} is {text!r}, must be one of {', '.join(_kinds(knob))}; choose one")
-        return _kinds(knob).index(text)
+        return _kinds(knob).index(parse_choice(text, what, _kinds(knob)))
     if knob.unit is Unit.SWITCH:
         return int(parse_switch(text, what))
     if knob.unit is Unit.COUNT:
