@@ -186,7 +186,7 @@ KNOBS = (
     ),
     Knob(
         "pass_over_max_s", "longest passing-over", _KEPT, Unit.SECONDS, 0.0, _HOUR,
-        "pass-over-max", "longest passing-over of a held prompt", beside=_CAPS,
+        "pass-over-max", "longest time that later prompts may pass a held one", beside=_CAPS,
     ),
     Knob(
         "adaptive_chunk_cap", "adaptive chunk cap", _KEPT, Unit.SWITCH, 0, _constant(1),

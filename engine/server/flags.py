@@ -27,9 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--no-prefix-caching", action="store_true", help="compute every prompt from its start")
 
     knobs = parser.add_argument_group("boot setting and envelope")
-    greatest = "greatest token budget (default: %(default)s)"
+    greatest = "largest token budget (default: %(default)s)"
     add_value(knobs, "--max-step-tokens", parse_count, "N", greatest, default=2048)
-    add_value(knobs, "--step-tokens", parse_count, "N", "token budget at boot (default: the greatest)")
+    add_value(knobs, "--step-tokens", parse_count, "N", "token budget at boot (default: the largest)")
     add_value(knobs, "--chunk-cap-tokens", _FROM_0, "N", "0 = none (default)", default=0)
     add_value(knobs, "--max-partial-prefills", _FROM_0, "N", "0 = no limit (default)", default=0)
     add_value(knobs, "--max-running", parse_count, "N", "sequence cap (default: %(default)s)", default=64)
@@ -38,17 +38,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     queue = partial(parse_count, low=0, high=MAX_QUEUE)
     add_value(limits, "--max-queue", queue, "N", "more get 429 (default: %(default)s)", default=512)
     add_value(limits, "--max-prompt-tokens", _FROM_0, "N", "default: the model's length", default=0)
-    add_value(limits, "--max-body-bytes", parse_count, "N", "%(default)s", default=Limits().body_bytes)
+    add_value(limits, "--max-body-bytes", parse_count, "N", "default: %(default)s", default=Limits().body_bytes)
     seconds = partial(parse_positive, high=86_400.0)
-    stalled = "cut off a dead or stalled client after this (60)"
+    stalled = "cut off a dead or stalled client after this (default: 60)"
     add_value(limits, "--client-timeout", seconds, "S", stalled, default=60.0)
-    add_value(limits, "--drain", seconds, "S", "time for answers after SIGTERM (30)", default=30.0)
+    add_value(limits, "--drain", seconds, "S", "time for answers after SIGTERM (default: 30)", default=30.0)
 
     doors = parser.add_argument_group("addresses and tokens")
     doors.add_argument("--host", default=LOOPBACK, help="default: %(default)s; 0.0.0.0 for every address")
     port = partial(parse_count, low=0, high=65_535)
     add_value(doors, "--port", port, None, "0 = any free one (default: %(default)s)", default=8000)
-    doors.add_argument("--api-key-file", type=Path, metavar="FILE", help="/v1 then needs a key, one a line")
+    doors.add_argument("--api-key-file", type=Path, metavar="FILE", help="/v1 then needs a key, one per line")
     doors.add_argument(
         "--tuning-token-file", type=Path, metavar="FILE", help="tuning routes: read and write with a token"
     )

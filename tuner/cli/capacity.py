@@ -21,7 +21,7 @@ _EXAMPLE = """examples:
   rooftune capacity --traffic trace.csv --step-model 8b-2tbs --ttft-p99 2s --gap-p99 30ms
   rooftune capacity --traffic trace.csv --step-model 8b-2tbs --step-tokens 512 --gap-p99 30ms
 
-Without a setting the best one is searched for, at the rate it can carry. The rate is the traffic's own, faster or
+Without a setting, it searches for the best one at the highest rate. The rate is the traffic's own, faster or
 slower, to within 2 %. exit codes: 0 done, 1 no rate meets every target, 2 usage or input"""
 
 

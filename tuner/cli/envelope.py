@@ -40,7 +40,7 @@ _EPILOG = """examples:
 
 --boot takes what vLLM's log says of a start: its max_num_batched_tokens and "GPU KV cache size: N tokens". The first
 is the start of today; two with different ceilings measure the price, one and the model's shape estimate it.
-exit codes: 0 done, 1 such a start would end or leave no room, 2 usage or input"""
+exit codes: 0 done, 1 such a start would fail or leave no headroom, 2 usage or input"""
 _MEMORY = re.compile(r"(\d{1,7}(?:\.\d{1,3})?) ?(GiB|GB|MiB|MB)")
 _UNITS = {"GiB": 1024**3, "GB": 10**9, "MiB": 1024**2, "MB": 10**6}
 _MOST_TOKENS = 100_000_000
@@ -54,21 +54,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_value(deployment, "--vllm", _version, "VERSION", "such as 0.32.0", required=True)
     add_value(deployment, "--model-tokens", _tokens, "N", "max_model_len", required=True)
     add_value(deployment, "--card-memory", _memory, "SIZE", "of one card, such as 80GiB (not for --platform cpu)")
-    deployment.add_argument("--card-name", metavar="NAME", default="", help="as the driver says it: an A100 differs")
+    deployment.add_argument(
+        "--card-name", metavar="NAME", default="", help="as the driver prints it; vLLM's default differs on an A100"
+    )
     platform = partial(parse_choice, known=list(Platform))
     add_value(deployment, "--platform", platform, "NAME", "gpu (default), cpu or tpu", default="gpu")
     usage = partial(parse_choice, known=list(Usage))
     add_value(deployment, "--usage", usage, "NAME", "server (default) or llm: the class LLM", default="server")
     size = partial(parse_count, high=100_000)
     add_value(deployment, "--world-size", size, "N", "tensor times pipeline parallel (default 1)", default=1)
-    deployment.add_argument("--throughput", action="store_true", help="performance mode throughput")
+    deployment.add_argument("--throughput", action="store_true", help="vLLM runs in throughput performance mode")
     item = partial(parse_count, low=0, high=_MOST_TOKENS)
     add_value(deployment, "--item-tokens", item, "N", "largest multimodal item (default 0: text)", default=0)
     room = parser.add_argument_group("room to move")
-    add_value(room, "--want", _tokens, "N", "largest budget that is to be possible without a restart")
+    add_value(room, "--want", _tokens, "N", "largest budget to allow without a restart")
     add_value(room, "--budget", _tokens, "N", "budget to start with (default: the ceiling of today)")
-    add_value(room, "--boot", _boot, "CEILING:KV_TOKENS", "a start; the first: that of today", action="append")
-    add_value(room, "--ended", _tokens, "CEILING", "a ceiling whose start ended, out of memory", action="append")
+    add_value(room, "--boot", _boot, "CEILING:KV_TOKENS", "a measured start; today's first", action="append")
+    add_value(room, "--ended", _tokens, "CEILING", "a ceiling at which the start ran out of memory", action="append")
     room.add_argument("--model-config", metavar="FILE", help="config.json of the model, for its shape")
     block = partial(parse_count, high=1024)
     add_value(room, "--block-tokens", block, "N", "tokens of a KV block (default 16)", default=16)

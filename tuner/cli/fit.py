@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "when these take clearly longer than later steps; the default)"
     )
     add_value(limits, "--first-seen", partial(parse_choice, known=("auto", "keep", "drop")), "WHAT", first_seen)
-    prior = parser.add_argument_group("hardware prior, for what the steps do not tell")
+    prior = parser.add_argument_group("hardware prior, for what the steps do not show")
     cards = sorted(CARDS)
     add_value(prior, "--card", partial(parse_choice, known=cards), "NAME", f"one of {', '.join(cards)}")
     add_value(prior, "--cards", parse_count, "N", "cards that share the model (default 1)")

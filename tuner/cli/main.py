@@ -29,7 +29,7 @@ from rooftune.policies.errors import InputError, RooftuneError, UnreachableError
 
 _OWN_PACKAGES = frozenset({"rooftune"})
 _DEV_ONLY = ("sched_sim",)  # baselines of benchmarks
-_SERVER_ONLY = {"starlette", "uvicorn", "prometheus_client", "jinja2"}
+_SERVER_ONLY = {"prometheus_client", "jinja2"}
 
 
 def registered(group: str) -> dict[str, EntryPoint]:
@@ -53,7 +53,7 @@ def missing_extra(error: ModuleNotFoundError, point: EntryPoint) -> InputError |
         return None
     side = "engine" if point.module.startswith("rooftune.engine.") else "tuner"
     extra = "dev" if missing in _DEV_ONLY else "serve" if side == "engine" and missing in _SERVER_ONLY else side
-    return InputError(f"{point.name!r} needs the module {missing!r}; run: pip install 'rooftune[{extra}]'")
+    return InputError(f"{point.name!r} needs the module {missing!r}; in the checkout, run: pip install -e '.[{extra}]'")
 
 
 def help_of(point: EntryPoint) -> str:
@@ -202,7 +202,7 @@ def _overview(points: dict[str, EntryPoint]) -> str:
             "",
             "Tunes the token budget of a running LLM inference engine.",
             "",
-            "commands (rooftune COMMAND --help tells more):",
+            "commands (rooftune COMMAND --help shows its flags):",
             *lines,
             "",
             "exit codes: 0 done, 1 refused or infeasible, 2 usage or input, 3 unreachable, 70 a defect",

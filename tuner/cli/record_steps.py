@@ -20,7 +20,7 @@ _EXAMPLE = """example:
   rooftune record-steps --engine http://127.0.0.1:8124 --for 60s --out steps.csv
   rooftune fit --steps steps.csv --out model.json
 
-Only reads. An engine keeps its latest steps in memory; without --for these are taken and nothing is waited for.
+Only reads. An engine keeps its latest steps in memory; without --for it writes these and exits.
 Ctrl-C ends the wait and writes what has come so far."""
 POLL_S = 0.5
 
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_value(parser, "--engine", parse_url, "URL", "where the engine serves its tuning protocol", required=True)
     parser.add_argument("--engine-token-file", metavar="FILE", help="its tuning token, where it asks for one")
     parser.add_argument("--out", required=True, metavar="FILE", help="write the steps here (CSV; gzip with .gz)")
-    add_value(parser, "--for", parse_duration, "TIME", "how long to go on recording, e.g. 60s", default=0.0)
+    add_value(parser, "--for", parse_duration, "TIME", "keep recording this long, e.g. 60s", default=0.0)
 
 
 def run(args: argparse.Namespace) -> int:

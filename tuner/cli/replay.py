@@ -124,7 +124,7 @@ _EXAMPLE = """examples:
     --tuning-url http://127.0.0.1:9000 --gap-p99 50ms
 
 Every request is sent at its time, however slow the answers are, with exactly its tokens: prompts are token ids,
-answers are asked for with max_tokens and ignore_eos. Two runs with one --seed send the same prompts, so the second
+requests set max_tokens and ignore_eos. Two runs with one --seed send the same prompts, so the second
 finds them in a prefix cache; without --seed every run sends new ones."""
 
 
@@ -138,10 +138,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--api-key-file", metavar="FILE", help="file with the server's API key")
     tuning_url = "where its tuning protocol answers: the engine's own times"
     add_value(server, "--tuning-url", address, "URL", tuning_url)
-    server.add_argument("--tuning-token-file", metavar="FILE", help="token of that (alone: at --url)")
+    server.add_argument(
+        "--tuning-token-file", metavar="FILE", help="tuning token; without --tuning-url, for the routes at --url"
+    )
     vocab = partial(parse_count, low=MIN_VOCAB_TOKENS, high=MAX_VOCAB_TOKENS)
-    add_value(server, "--vocab", vocab, "N", "token ids are below it (default: the server's, or 1000)")
-    timeout = "longest answer, then it failed (default 10m)"
+    add_value(server, "--vocab", vocab, "N", "upper bound of token ids (default: the server's, or 1000)")
+    timeout = "a request fails after this time (default 10m)"
     add_value(server, "--timeout", parse_duration, "TIME", timeout, default=600.0)
     add_traffic_flags(parser, needed=False)
     made = parser.add_argument_group("or made traffic")
@@ -152,7 +154,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_value(made, "--preset-seed", seed, "N", "preset: same seed, same arrivals and lengths (default 0)")
     add_value(made, "--length-scale", parse_positive, "X", "all lengths times X, for a small model (default 1)")
     add_target_flags(parser)
-    add_value(parser, "--seed", seed, "N", "of the prompts' content (default: a new one each time)")
+    add_value(parser, "--seed", seed, "N", "seed of the prompts' content (default: new each run)")
     parser.add_argument("--out", metavar="FILE", help="write every request, gap and figure to it (JSON)")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object and nothing else")
     parser.add_argument("--quiet", action="store_true", help="no progress")

@@ -35,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_value(grid, "--budgets", partial(parse_counts, low=1), "LIST", budgets)
     caps = "chunk caps, 0 = none (default 0)"
     add_value(grid, "--caps", partial(parse_counts, low=0), "LIST", caps, default=[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object with a row a setting, nothing else")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object with one row per setting, nothing else"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress")
 
 

@@ -14,7 +14,7 @@ from rooftune.tuner.control.assemble import run_controller
 
 EPILOG = """A flag wins over the environment (ROOFTUNE_ENGINE_TOKEN_FILE, ROOFTUNE_TOKEN_FILE, ROOFTUNE_STORAGE,
 ROOFTUNE_STATE), and that over the file. exit codes: 0 done, 1 refused (another controller has the state folder),
-2 usage or configuration, 3 the disk does not take part"""
+2 usage or configuration, 3 the state folder cannot be read or written"""
 _FLAGS = {
     "engine": ("engine.url", "URL", "the engine to tune, such as http://127.0.0.1:8000"),
     "mode": ("mode", "MODE", "shadow (default) or live"),

@@ -142,5 +142,5 @@ def controller_findings(arguments: argparse.Namespace, config: Config | None) ->
 
 
 COMMAND = Command(
-    "doctor", "checks an engine, a vLLM environment or a controller and says what to do", add_arguments, run
+    "doctor", "check an engine, a vLLM environment or a controller and says what to do", add_arguments, run
 )

@@ -108,9 +108,9 @@ def _version(found: Found) -> Iterator[Finding]:
     if found.able.hook is Hook.NONE:
         yield bad(Check.VERSION, f"vLLM {version} has no endpoint plugins: no hook is possible", "use 0.27 or later")
     elif found.able.hook is Hook.READ_ONLY:
-        yield note(Check.VERSION, f"vLLM {version} has not been read: the hook only reads there", "use 0.27 to 0.32")
+        yield note(Check.VERSION, f"vLLM {version} is unchecked: the hook is read-only there", "use 0.27 to 0.32")
     elif not found.able.tried:
-        yield note(Check.VERSION, f"vLLM {version}: its scheduler has been read, 0.32 is what was run")
+        yield note(Check.VERSION, f"vLLM {version}: source checked; only 0.32 is tested")
     else:
         yield ok(Check.VERSION, f"vLLM {version} is one that was run")
 

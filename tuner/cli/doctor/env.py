@@ -33,11 +33,13 @@ def _versions(env: VllmEnv) -> Iterator[Finding]:
         if able.hook is Hook.NONE:
             yield bad(Check.VLLM, f"{text} has no endpoint plugins: no hook is possible", "use 0.27 or later")
         elif able.hook is Hook.READ_ONLY:
-            yield note(Check.VLLM, f"{text} has not been read: the hook only reads there", "use 0.27 to 0.32")
+            yield note(Check.VLLM, f"we have not checked {text}: the hook is read-only there", "use 0.27 to 0.32")
         else:
-            yield ok(Check.VLLM, text + ("" if able.tried else ": its scheduler has been read, 0.32 is what was run"))
+            yield ok(
+                Check.VLLM, text + ("" if able.tried else ": source checked, not run (0.32 is the version tested)")
+            )
     if not env.rooftune:
-        install = f"{env.folder}/bin/python -m pip install rooftune"
+        install = f"{env.folder}/bin/python -m pip install --no-deps ."  # + text: "in a checkout of Rooftune"
         yield bad(Check.ROOFTUNE, "rooftune is not installed there", f"run: {install}  (its base touches no pin)")
     elif not env.hooked:
         yield bad(Check.ROOFTUNE, f"rooftune {env.rooftune} there brings no hook", "install this release")

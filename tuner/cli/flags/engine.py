@@ -32,7 +32,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add_value(group, "--kv-tokens", _tokens(), "N", f"tokens that the KV pool holds (default {KV_TOKENS})")
     add_value(group, "--block-tokens", _tokens(65_536), "N", f"tokens of a KV block (default {BLOCK_TOKENS})")
     add_value(group, "--max-seqs", _tokens(1_000_000), "N", f"most requests in a step (default {MAX_SEQS})")
-    add_value(group, "--prefix-caching", parse_switch, "on|off", "prefixes are found again (default on)")
+    add_value(group, "--prefix-caching", parse_switch, "on|off", "reuse KV blocks of known prefixes (default on)")
     rule = "the engine runs Rooftune's scheduling rule that no prompt holds up answers (default off: plain vLLM)"
     add_value(group, "--keep-decodes-moving", parse_switch, "on|off", rule)
 
