@@ -9,7 +9,7 @@ from rooftune.policies.request import Setting
 from rooftune.policies.step_time import priced
 from rooftune.tuner.cli.flags.case import add_case_flags, read_case
 from rooftune.tuner.cli.flags.engine import add_current_flags, read_current
-from rooftune.tuner.cli.flags.search import add_search_flags, read_search
+from rooftune.tuner.cli.flags.search import KNOBS, TRIALS, add_search_flags
 from rooftune.tuner.cli.flags.setting import add_setting_flags, read_setting
 from rooftune.tuner.cli.flags.values import flag_of
 from rooftune.tuner.cli.output import progress_to_stderr, warm_twin
@@ -44,7 +44,6 @@ def run(args: argparse.Namespace) -> int:
     """Find it and print it. Raises InputError before the long work; 1 when no rate meets every target."""
     if args.storage is not None or args.study is not None:
         raise InputError("--storage and --study belong to recommend: capacity keeps no trials; drop them")
-    wish = read_search(args)
     case = read_case(args)
     given: Setting | None = None
     if any(getattr(args, name) != default for name, default in args.setting_defaults.items()):
@@ -62,9 +61,9 @@ def run(args: argparse.Namespace) -> int:
             case.slo,
             current=current,
             setting=given,
-            knobs=wish.knobs,
-            trials=wish.trials,
-            seed=wish.seed,
+            knobs=KNOBS[args.engine],
+            trials=args.trials or TRIALS,
+            seed=args.seed or 0,
             prefix_caching=case.engine_part.prefix_caching,
             progress=progress,
         )

@@ -12,7 +12,7 @@ from rooftune.policies.commands import Command
 from rooftune.policies.errors import InfeasibleError, InputError
 from rooftune.tuner.cli.flags.case import add_case_flags, read_case
 from rooftune.tuner.cli.flags.engine import add_current_flags, read_current
-from rooftune.tuner.cli.flags.search import add_search_flags, read_search
+from rooftune.tuner.cli.flags.search import KNOBS, TRIALS, add_search_flags, check_search
 from rooftune.tuner.cli.flags.traffic import read_draws
 from rooftune.tuner.cli.output import progress_to_stderr, warm_twin
 from rooftune.tuner.files import shown_path
@@ -45,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Search, print, write. Raises InputError before the long work; 1 when nothing meets every target."""
-    wish = read_search(args)
+    check_search(args)
+    seed, knobs = args.seed or 0, KNOBS[args.engine]
     case = read_case(args)
     current, current_source = read_current(args, case.engine)
     with _folder(args.out) as folder:
@@ -57,17 +58,17 @@ def run(args: argparse.Namespace) -> int:
                 case.model,
                 case.slo,
                 current=current,
-                trials=wish.trials,
-                seed=wish.seed,
+                trials=args.trials or TRIALS,
+                seed=seed,
                 progress=progress,
-                knobs=wish.knobs,
-                draws=read_draws(args.step_model, wish.seed),
-                storage=wish.storage,
-                study=wish.study,
+                knobs=knobs,
+                draws=read_draws(args.step_model, seed),
+                storage=args.storage,
+                study=args.study,
             )
         record = run_record(
             found,
-            Replayed(case.traffic, case.engine, case.model, case.slo, wish.knobs),
+            Replayed(case.traffic, case.engine, case.model, case.slo, knobs),
             traffic=case.traffic_part,
             step_model=case.model_part,
             engine=case.engine_part,

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-from dataclasses import dataclass
 from functools import partial
 
 import sqlalchemy
@@ -16,17 +15,6 @@ TRIALS = 200
 _EXAMPLES = "sqlite:///trials.db or postgresql+psycopg://user:password@host/name"
 # Whose knobs: a stock vLLM takes budget and chunk cap; our engine, and a vLLM with our hook, take them all.
 KNOBS = {"vllm": STOCK_VLLM, "rooftune": EVERYTHING}
-
-
-@dataclass(frozen=True)
-class SearchWish:
-    """What was asked of the search. storage: an Optuna storage URL, None for memory. study: name to share it under."""
-
-    trials: int
-    seed: int
-    knobs: frozenset[str]
-    storage: str | None
-    study: str | None
 
 
 def add_search_flags(group: argparse._ArgumentGroup) -> None:
@@ -51,14 +39,12 @@ def add_search_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def read_search(args: argparse.Namespace) -> SearchWish:
+def check_search(args: argparse.Namespace) -> None:
     """Raises InputError, or UnreachableError when the database does not answer."""
     if args.study is not None and (args.storage is None or not args.study.strip() or len(args.study) > 100):
         raise InputError("--study names 1 to 100 letters and goes with --storage; give both or neither")
     if args.storage is not None:
         check_storage(args.storage)
-    trials = TRIALS if args.trials is None else args.trials
-    return SearchWish(trials, args.seed or 0, KNOBS[args.engine], args.storage, args.study)
 
 
 def check_storage(url: str) -> None:
