@@ -42,9 +42,9 @@ class Child:
         return self.process.poll() is not None
 
     def last_words(self) -> str:
-        """The last line that it said, for a message."""
-        said = (_text(self.err) or _text(self.out)).strip().splitlines()
-        return said[-1] if said else "it said nothing"
+        """The last line of its output, for a message."""
+        lines = (_text(self.err) or _text(self.out)).strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
 
     def stop(self, kind: signal.Signals = signal.SIGTERM, polite_s: float = POLITE_S) -> int:
         """Ask it to end, then make it; returns its exit code. Harmless when it has ended."""
@@ -129,7 +129,7 @@ class Children:
 
 @dataclass(frozen=True)
 class Talker:
-    """A process that is told what to do by line and answers by line."""
+    """A process that takes a line and answers with a line."""
 
     child: Child
 
@@ -146,9 +146,9 @@ class Talker:
         out = self.child.process.stdout
         assert out is not None
         ready, _, _ = select.select([out], [], [], wait_s)  # it says one line at a time, so nothing is held back
-        said = out.readline().decode().strip() if ready else ""
-        if said != expected:
-            how = f"said {said!r}" if said else "has ended" if self.child.ended else f"is silent for {wait_s:g} s"
+        line = out.readline().decode().strip() if ready else ""
+        if line != expected:
+            how = f"said {line!r}" if line else "has ended" if self.child.ended else f"is silent for {wait_s:g} s"
             raise UnreachableError(f"{self.child.name} {how} instead of {expected!r}: {self.child.last_words()}")
 
 
@@ -173,8 +173,8 @@ def serve(
 
 
 def _addresses(child: Child) -> tuple[str, str] | None:
-    said = _text(child.out)
-    answers, tuning = _ANSWERS.search(said), _TUNING.search(said)
+    printed = _text(child.out)
+    answers, tuning = _ANSWERS.search(printed), _TUNING.search(printed)
     return (answers[1], tuning[1]) if answers and tuning else None
 
 

@@ -54,7 +54,7 @@ def grid_best(traffic: Traffic, budgets: tuple[int, ...], caps: tuple[int, ...])
 
 
 def surely_failed(traffic: Traffic, setting: Setting, steps: int) -> int:
-    """Requests that have missed a target for good after so many steps."""
+    """Requests that have missed a target for good after ``steps`` steps."""
     outcomes = evaluate(traffic, ENGINE, setting, MODEL, SLO, Role.SWEEP, max_steps=steps)[1].outcomes
     first_s, arrival_s = outcomes.first_token_s, outcomes.arrival_s
     now_s = np.nanmax(np.concatenate([first_s, outcomes.finish_s, [0.0]]))

@@ -1,6 +1,6 @@
 """``rooftune envelope``: what a vLLM starts with by itself, what a larger ceiling costs, and the flags that leave room.
 
-Nothing is asked of a server: the figures are those of earlier starts, which vLLM prints into its log.
+No server is asked: the figures are those of earlier starts, which vLLM prints into its log.
 """
 
 import argparse
@@ -92,10 +92,10 @@ def run(arguments: argparse.Namespace) -> int:
         for flag in ("budget", "boot", "ended", "model_config"):
             if getattr(arguments, flag) is not None:
                 raise InputError(f"{flag_of(flag)} goes with --want N; name the ceiling that you want")
-        _tell(arguments, version, default, None, ())
+        _print(arguments, version, default, None, ())
         return 0
     advice, against = _advice(arguments, version, start)
-    _tell(arguments, version, default, advice, against)
+    _print(arguments, version, default, advice, against)
     return InfeasibleError.exit_code if against or advice.headroom is Headroom.NO_ROOM else 0
 
 
@@ -178,7 +178,7 @@ def _tokens(text: str, what: str) -> int:
     return parse_count(text.replace(",", ""), what, high=_MOST_TOKENS)
 
 
-def _tell(
+def _print(
     arguments: argparse.Namespace,
     version: Version,
     default: Batch,

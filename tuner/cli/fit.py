@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Fit, print, and write what was asked for: both files or none, so their paths are looked at first."""
+    """Fit, print, and write the files that are named: both or none, so their paths are looked at first."""
     for flag, path in (("--out", arguments.out), ("--plot", arguments.plot)):
         if path is not None:
             check_out_file(path, flag)
@@ -126,7 +126,7 @@ def _left_out(steps: StepSamples, again: StepSamples) -> str:
 
 
 def _run_profile(arguments: argparse.Namespace) -> int:
-    """Put a profile's kernels together, fit the formula beside its tables, print, and write what was asked for."""
+    """Put a profile's kernels together, fit the formula beside its tables, print, and write the named files."""
     if arguments.layers is None:
         raise InputError("--profile is of one layer; say with --layers how many the model has (num_hidden_layers)")
     if arguments.card is not None or arguments.parameters is not None:

@@ -211,7 +211,7 @@ def _overview(points: dict[str, EntryPoint]) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    """One line on standard error, after the trace if it was asked for."""
+    """One line on standard error, after the trace if ROOFTUNE_TRACE asks for it."""
     if os.environ.get(_TRACE, "") not in ("", "0"):
         traceback.print_exc()
     with suppress(OSError):  # its reader is gone or its disk is full: the exit code still says it

@@ -32,7 +32,7 @@ class Progress:
         self._quiet = quiet
         self._rewrites = stream.isatty()
         self._width = 0
-        self._said: tuple[str, int] = ("", -1)
+        self._shown: tuple[str, int] = ("", -1)
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         if self._quiet:
@@ -44,8 +44,8 @@ class Progress:
             self._width = len(text)
             return
         part = (stage, done * _SPARSE_STEPS // total if total > 1 else 0)
-        if part != self._said:
-            self._said = part
+        if part != self._shown:
+            self._shown = part
             self.say(text)
 
     def say(self, text: str) -> None:

@@ -117,10 +117,10 @@ def _line(error: ValidationError, tree: Tree, where: str, origins: Mapping[str, 
     line = tree.where(path)
     place = origin or (f"{where}:{line}" if line else where)
     others = f" ({len(found) - 1} more after it)" if len(found) > 1 else ""
-    return f"{place}: {_said(first, key, ctx, path)}{others}"
+    return f"{place}: {_complaint(first, key, ctx, path)}{others}"
 
 
-def _said(first: ErrorDetails, key: str, ctx: Mapping[str, Any], path: tuple[str | int, ...]) -> str:
+def _complaint(first: ErrorDetails, key: str, ctx: Mapping[str, Any], path: tuple[str | int, ...]) -> str:
     kind = first["type"]
     hidden = key in _HIDDEN
     if kind == "missing":

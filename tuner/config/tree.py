@@ -67,8 +67,8 @@ def parse_tree(text: str, where: str) -> Tree:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         at = f":{mark.line + 1}" if mark else ""
-        said = " ".join(str(error.problem or error.context or "not YAML").split())
-        raise InputError(f"{where}{at}: {said}; correct the YAML") from None
+        problem = " ".join(str(error.problem or error.context or "not YAML").split())
+        raise InputError(f"{where}{at}: {problem}; correct the YAML") from None
     except yaml.YAMLError as error:
         raise InputError(f"{where}: {' '.join(str(error).split())}; correct the YAML") from None
     finally:

@@ -162,8 +162,8 @@ def first_model(served: Served) -> Model:
 def _ask(http: httpx.Client, base: str, model: str, prompt: list[int], answer: int) -> None:
     body = {"model": model, "prompt": prompt, "max_tokens": answer, "ignore_eos": True, "temperature": 0.0}
     try:
-        said = http.post(f"{base}/v1/completions", json=body)
+        reply = http.post(f"{base}/v1/completions", json=body)
     except httpx.HTTPError as error:
         raise UnreachableError(f"{base} does not answer: {error or type(error).__name__}") from None
-    if said.status_code != 200:
-        raise RefusedError(f"{base} answers {said.status_code}: {said.text[:200]}")
+    if reply.status_code != 200:
+        raise RefusedError(f"{base} answers {reply.status_code}: {reply.text[:200]}")

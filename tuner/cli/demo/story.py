@@ -44,8 +44,8 @@ def happened(event: Event) -> str | None:
 
 def opening(speed: Speed, plan: Plan, base: str, model: str) -> str:
     """What was measured, what is sent, and how to take part."""
-    said = [{"role": "user", "content": "Why is the sky blue?"}]
-    ask = json.dumps({"model": model, "stream": True, "max_tokens": 60, "messages": said})
+    messages = [{"role": "user", "content": "Why is the sky blue?"}]
+    ask = json.dumps({"model": model, "stream": True, "max_tokens": 60, "messages": messages})
     return "\n".join(
         [
             f"here a step of decodes takes {_ms(speed.decode_s)}, reading 1,000 prompt tokens "

@@ -11,7 +11,7 @@ from pathlib import Path
 from rooftune.policies.commands import Command
 from rooftune.policies.errors import InputError, RooftuneError
 from rooftune.tuner.cli.controller.client import add_face_flag, add_state_flags, ask, read_config, state_folder
-from rooftune.tuner.cli.doctor.engine import Asked, engine_findings
+from rooftune.tuner.cli.doctor.engine import Place, engine_findings
 from rooftune.tuner.cli.doctor.env import allowlist_line, env_findings
 from rooftune.tuner.cli.doctor.finding import Check, Finding, bad, exit_code, note, ok
 from rooftune.tuner.cli.flags.values import add_value, flag_of, parse_duration, parse_url
@@ -64,22 +64,22 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _findings(arguments: argparse.Namespace, config: Config | None, clock: Clock) -> Iterator[Finding]:
-    asked = _asked(arguments, config)
+    place = _place(arguments, config)
     controller = arguments.face is not None or arguments.state is not None or config is not None
-    if asked is None and arguments.vllm_env is None and not controller:
+    if place is None and arguments.vllm_env is None and not controller:
         raise InputError(
             "nothing to look at; give --engine URL, --vllm-env DIR, --config FILE, --state DIR or --face URL"
         )
     if arguments.vllm_env is not None:
         yield from env_findings(Path(arguments.vllm_env), _in_force(arguments))
-    if asked is not None:
-        yield from _open_to_all(asked.token_file)
-        yield from engine_findings(asked, clock)
+    if place is not None:
+        yield from _open_to_all(place.token_file)
+        yield from engine_findings(place, clock)
     if controller:
         yield from controller_findings(arguments, config)
 
 
-def _asked(arguments: argparse.Namespace, config: Config | None) -> Asked | None:
+def _place(arguments: argparse.Namespace, config: Config | None) -> Place | None:
     """What a flag says wins over the configuration."""
     engine = None if config is None else config.engine
     url = arguments.engine or (engine.url if engine else None)
@@ -91,7 +91,7 @@ def _asked(arguments: argparse.Namespace, config: Config | None) -> Asked | None
     token = arguments.token_file or (engine.token_file if engine else None)
     authority = arguments.ca_file or (engine.ca_file if engine else None)
     total_s = arguments.timeout or (engine.timeout_s if engine else _TIMEOUT_S)
-    return Asked(
+    return Place(
         url=url,
         token_file=None if token is None else Path(token),
         ca_file=None if authority is None else Path(authority),

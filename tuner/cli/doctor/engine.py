@@ -25,7 +25,7 @@ _NOT_THERE = 2**53  # a revision that no engine reaches
 
 
 @dataclass(frozen=True)
-class Asked:
+class Place:
     """Where to look. cycle_s: how often a controller reads."""
 
     url: str
@@ -35,36 +35,36 @@ class Asked:
     cycle_s: float
 
 
-def engine_findings(asked: Asked, clock: Clock) -> Iterator[Finding]:
+def engine_findings(place: Place, clock: Clock) -> Iterator[Finding]:
     """One engine, looked at in the order in which things fail."""
-    yield from _encryption(asked)
+    yield from _encryption(place)
     try:
-        found = discover(asked.url, asked.token_file, asked.timeouts, ca_file=asked.ca_file)
+        found = discover(place.url, place.token_file, place.timeouts, ca_file=place.ca_file)
     except PortError as error:
         yield _failed(error)
         return
     if found.state is None:
-        yield from _no_protocol(found, asked)
+        yield from _no_protocol(found, place)
         return
     state = found.state
-    yield ok(Check.REACHABLE, f"{asked.url} answers")
+    yield ok(Check.REACHABLE, f"{place.url} answers")
     yield ok(Check.PROTOCOL, f"version {state.protocol_version}: {state.engine} {state.engine_version}, {state.model}")
     yield from _version(found)
-    port = HttpPort(asked.url, asked.token_file, asked.timeouts, ca_file=asked.ca_file)
+    port = HttpPort(place.url, place.token_file, place.timeouts, ca_file=place.ca_file)
     try:
-        yield from _writes(port, asked)
+        yield from _writes(port, place)
         yield from _standing(state)
         yield from _knobs(state)
-        yield from _rows(port, asked, clock)
+        yield from _rows(port, place, clock)
     except PortError as error:
         yield _failed(error)
     finally:
         port.close()
 
 
-def _encryption(asked: Asked) -> Iterator[Finding]:
-    where = parse_address(asked.url, "engine address")
-    if asked.token_file is not None and not (where.encrypted or where.local):
+def _encryption(place: Place) -> Iterator[Finding]:
+    where = parse_address(place.url, "engine address")
+    if place.token_file is not None and not (where.encrypted or where.local):
         yield note(Check.ENCRYPTION, "the token travels unencrypted", "use https, or a tunnel or mesh that encrypts")
 
 
@@ -78,8 +78,8 @@ def _failed(error: PortError) -> Finding:
     return bad(check, str(error), exit_code=1 if error.fault in _REFUSED else error.exit_code)
 
 
-def _no_protocol(found: Found, asked: Asked) -> Iterator[Finding]:
-    yield ok(Check.REACHABLE, f"{asked.url} answers")
+def _no_protocol(found: Found, place: Place) -> Iterator[Finding]:
+    yield ok(Check.REACHABLE, f"{place.url} answers")
     if found.access is Access.UNKNOWN_SERVER:
         remedy = "give the address of the engine; ours serves it with --tuning-token-file or --tuning-port"
         yield bad(Check.PROTOCOL, "neither a tuning protocol nor vLLM's metrics here", remedy)
@@ -115,7 +115,7 @@ def _version(found: Found) -> Iterator[Finding]:
         yield ok(Check.VERSION, f"vLLM {version} is one that was run")
 
 
-def _writes(port: HttpPort, asked: Asked) -> Iterator[Finding]:
+def _writes(port: HttpPort, place: Place) -> Iterator[Finding]:
     """Asks with a push that names a revision which is not in force, so it cannot be taken."""
     question = wire.PushRequest(
         lease_s=1.0, expected_revision=_NOT_THERE, actor="rooftune doctor", reason="asks whether pushes are taken"
@@ -127,7 +127,7 @@ def _writes(port: HttpPort, asked: Asked) -> Iterator[Finding]:
             raise
         yield bad(Check.WRITES, "read-only: it takes no pushes", "start it with a token file for tuning")
     else:
-        with_what = "with this token" if asked.token_file else "without a token, to any client that reaches it"
+        with_what = "with this token" if place.token_file else "without a token, to any client that reaches it"
         yield ok(Check.WRITES, f"it takes pushes {with_what}")
 
 
@@ -163,13 +163,13 @@ def _knobs(state: wire.State) -> Iterator[Finding]:
         )
 
 
-def _rows(port: HttpPort, asked: Asked, clock: Clock) -> Iterator[Finding]:
+def _rows(port: HttpPort, place: Place, clock: Clock) -> Iterator[Finding]:
     reader = ProtocolReader(port)
     first = reader.read()
     clock.sleep(BETWEEN_S)
     second = reader.read()
     yield _alive(second)
-    yield _pace(first, second, asked.cycle_s)
+    yield _pace(first, second, place.cycle_s)
     if len(first.steps):
         for part in find_signals(first.steps, first.requests, first.state):
             numbers = ", ".join(f"{name} {value:.4g}" for name, value in part.evidence.items())
