@@ -71,7 +71,7 @@ class TuningPlugin:
     required_tasks = ("generate",)
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
-        self._environment = environment
+        self._token_file, self._port, self._socket = (environment.get(name) for name in (TOKEN_FILE, PORT, SOCKET))
         self._engine = EngineProcess()
         self._private: ASGIApp | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -80,16 +80,14 @@ class TuningPlugin:
     def attach_router(self, app: Any) -> None:
         """Add the routes to the public port, when there is a token and no separate port or socket."""
         try:
-            secret, own_door = self._secret(), self._own_door()
+            secret = SecretFile(Path(self._token_file)) if self._token_file else None
+            own_door = self._own_door()
         except InputError as error:
             LOG.error("rooftune: %s; no tuning routes are served", error)
             return
         if secret is None and not own_door:
-            LOG.warning(
-                "rooftune: no tuning routes: set %s to a file with a token, or %s for read-only access",
-                TOKEN_FILE,
-                PORT,
-            )
+            remedy = f"set {TOKEN_FILE} to a file with a token, or {PORT} for read-only access"
+            LOG.warning("rooftune: no tuning routes: %s", remedy)
             return
         routes = tuning_routes(self._engine, secret, token_with=TOKEN_FILE)
         if own_door:
@@ -108,24 +106,20 @@ class TuningPlugin:
         if self._private is not None and self._serving is None:
             self._serving = asyncio.create_task(self._serve(self._private))
 
-    def _secret(self) -> SecretFile | None:
-        path = self._environment.get(TOKEN_FILE)
-        return SecretFile(Path(path)) if path else None
-
     def _own_door(self) -> bool:
-        port, socket = self._environment.get(PORT), self._environment.get(SOCKET)
-        if port and socket:
+        port = self._port
+        if port and self._socket:
             raise InputError(f"{PORT} and {SOCKET} are both set; keep one")
         if port and not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 65_535):
             raise bad_value(PORT, port, "within 0..65535", "give a port number")
-        return bool(port or socket)
+        return bool(port or self._socket)
 
     async def _serve(self, app: ASGIApp) -> None:
-        port, path = self._environment.get(PORT), self._environment.get(SOCKET)
+        path = self._socket
         with contextlib.ExitStack() as doors:
             try:
                 bound = doors.enter_context(
-                    bind_unix(Path(path)) if path else bind_tcp("127.0.0.1", int(port or 0), 30.0)
+                    bind_unix(Path(path)) if path else bind_tcp("127.0.0.1", int(self._port or 0), 30.0)
                 )
             except InputError as error:
                 LOG.error("rooftune: %s; no tuning routes are served", error)
