@@ -95,7 +95,7 @@ class StepModelPart(Part):
 
 
 class EnginePart(Part):
-    """What the twin was told of the engine; sources: for each of these values, where it came from."""
+    """The engine as the twin knows it; sources: for each of these values, where it came from."""
 
     ceiling_tokens: Some
     kv_tokens: Some

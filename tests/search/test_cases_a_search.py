@@ -15,7 +15,7 @@ from rooftune.tuner.model.model_file import ModelFile, write_model_file
 from rooftune.tuner.search.evaluation import Evaluation, Role
 from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.search.space import search_space
-from rooftune.tuner.search.study import SettingStudy, Told
+from rooftune.tuner.search.study import Finished, SettingStudy
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.traffic.generate import document_mix
 from tests.cli.commands import rooftune
@@ -35,7 +35,7 @@ def blank() -> Evaluation:
     return replace(found, margins=(), missed=())
 
 
-def searched(blank: Evaluation, column: int, seed: int, trials: int = 30) -> tuple[list[Told], Counter[int]]:
+def searched(blank: Evaluation, column: int, seed: int, trials: int = 30) -> tuple[list[Finished], Counter[int]]:
     """A search over the cap alone, given one column of the reported values; a cap without a report fails."""
     space = search_space(ENGINE, BASE, SLO, MODEL, knobs=frozenset({"max_partial_prefills"}))
     study, proposed = SettingStudy(space, sampler="tpe", seed=seed), Counter[int]()
@@ -44,7 +44,7 @@ def searched(blank: Evaluation, column: int, seed: int, trials: int = 30) -> tup
         cap = ticket.setting.max_partial_prefills
         proposed[cap] += 1
         study.tell(ticket, blank, -REPORTED[cap][column] if cap in REPORTED else math.nan)
-    return study.told(), proposed
+    return study.finished(), proposed
 
 
 @pytest.mark.parametrize(("column", "best"), [(0, 8), (1, 0)], ids=["mean", "p99"])
@@ -70,7 +70,7 @@ def test_8_no_limit_reaches_the_target_so_the_nearest_is_named_and_flagged(blank
         assert tpot_s[ticket.setting.chunk_cap_tokens] == seen_s
         row = MarginRow(target, None, seen_s, seen_s / 0.1 - 1.0, 100, MarginReason.MEASURED)
         study.tell(ticket, replace(blank, margins=(row,), missed=(min(1.0, (seen_s - 0.1) / 0.4),)), -seen_s)
-    best = study.told()[0]
+    best = study.finished()[0]
     assert not best.feasible and best.setting.chunk_cap_tokens == 256 and best.value == -0.179
 
 

@@ -77,9 +77,9 @@ def test_48_a_nan_value_fails_its_trial(tmp_path: Path, evaluation: Evaluation) 
     for bad in (math.nan, math.inf, -math.inf):
         study.tell(study.ask(), evaluation, bad)
     assert (counts(study)["FAIL"], counts(study)["RUNNING"]) == (3, 0)
-    assert study.told() == []  # nothing to take for the best, and nothing raised
+    assert study.finished() == []  # nothing to take for the best, and nothing raised
     study.tell(study.ask(), evaluation, 0.5)
-    assert [reported.value for reported in study.told()] == [0.5]
+    assert [reported.value for reported in study.finished()] == [0.5]
     assert states(tmp_path / "trials.db") == [Counter(FAIL=3, COMPLETE=1)]
 
 
@@ -127,7 +127,7 @@ def test_49_a_study_without_a_feasible_trial_still_ranks_them(evaluation: Evalua
         reported[ticket.setting] = number / 100.0
         rows = tuple(replace(row, margin=0.5) for row in evaluation.margins)
         study.tell(ticket, replace(evaluation, margins=rows, missed=(0.5 - number / 100.0,) * len(rows)), number / 100)
-    best = study.told()[0]
+    best = study.finished()[0]
     assert not best.feasible and best.violation == pytest.approx(2 * 10.0 * (0.5 - 0.11))
     assert reported[best.setting] == 0.11
 

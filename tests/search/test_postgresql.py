@@ -114,8 +114,8 @@ def test_of_two_workers_on_one_study_one_is_killed_and_the_other_finishes(server
     assert study.fail_stale(3600.0) == 0
     assert study.fail_stale(0.0) == left
     assert (counts(study)["RUNNING"], counts(study)["FAIL"]) == (0, left)
-    best = study.told()[0]
-    assert best.value == max(t.value for t in study.told() if t.violation == best.violation)
+    best = study.finished()[0]
+    assert best.value == max(t.value for t in study.finished() if t.violation == best.violation)
 
     again = answered(worker(server, mix, trials=5, study="shop"))
     assert again["verdict"] == first["verdict"]

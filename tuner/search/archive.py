@@ -96,7 +96,7 @@ class Archive:
         return sorted(name for name in known if name.startswith(f"{self._name}/") and name[-6:].isdigit())
 
     def _trials(self) -> list[FrozenTrial]:
-        return [trial for name in self._names() for trial in _told(self._open(name))]
+        return [trial for name in self._names() for trial in _complete(self._open(name))]
 
     def _open(self, name: str) -> optuna.Study:
         return _twice(
@@ -109,7 +109,7 @@ class Archive:
         """The one to add to. The second process to ask finds it there."""
         names = self._names() or [f"{self._name}/000001"]
         study = self._open(names[-1])
-        if len(_told(study)) >= STUDY_TRIALS:
+        if len(_complete(study)) >= STUDY_TRIALS:
             names.append(f"{self._name}/{int(names[-1][-6:]) + 1:06d}")
             study = self._open(names[-1])
         for old in names[:-STUDIES]:
@@ -117,7 +117,7 @@ class Archive:
         return study
 
 
-def _told(study: optuna.Study) -> list[FrozenTrial]:
+def _complete(study: optuna.Study) -> list[FrozenTrial]:
     return _twice(lambda: study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
 
 

@@ -52,8 +52,8 @@ class Arena:
         return [replace(self._known[setting], role=role) for setting, role in wanted]
 
     def _evaluate(self, setting: Setting) -> Evaluation:
-        asked = (self.traffic, self.engine, setting, self.model, self.slo, Role.SEARCH, self.noise, self.max_steps)
-        return replace(evaluate(*asked)[0], whole_traffic=self.whole_traffic)
+        given = (self.traffic, self.engine, setting, self.model, self.slo, Role.SEARCH, self.noise, self.max_steps)
+        return replace(evaluate(*given)[0], whole_traffic=self.whole_traffic)
 
 
 WINDOWS = 6

@@ -22,7 +22,7 @@ CONFIDENCE = 1.645
 class LiveResult:
     """A setting that ran live. attainment: share of good requests among ``requests``.
 
-    twin_attainment: what the twin says of that same stretch; None when it was not asked then.
+    twin_attainment: the twin's share for that same stretch; None when not known.
     """
 
     setting: Setting

@@ -205,7 +205,7 @@ def _possible(setting: Setting, engine: Engine) -> bool:
 
 
 def _twin_of(live: Sequence[LiveResult], arena: Arena) -> dict[Setting, float]:
-    """The twin's share in the present window of settings whose own stretch it was never asked about."""
+    """The twin's share in the present window of settings for whose own stretch it is not known."""
     unknown = list(dict.fromkeys(one.setting for one in live if one.twin_attainment is None))
     return {e.setting: e.attainment for e in arena.run([(setting, Role.SEARCH) for setting in unknown])}
 

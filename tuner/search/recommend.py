@@ -92,7 +92,7 @@ def recommend(
         kept.enqueue(setting)
     looks, _ = search(kept, track, trials, lambda done: tell("search", done, trials))
     if name:  # the best that other runs found counts too
-        looks += track.look([told.setting for told in kept.told()[:LEADERS]], Role.SEARCH)
+        looks += track.look([trial.setting for trial in kept.finished()[:LEADERS]], Role.SEARCH)
     leaders = _leaders(track, looks, Role.SEARCH)
     steps = track.paid_steps - paid
 

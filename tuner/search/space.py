@@ -23,7 +23,7 @@ LONG_PARTIAL_PREFILLS = (0, 1, 2)
 AGING_S = (5, 10, 30)
 TARGET_STEPS = 40  # of the grid of step-time targets, from 0.4 to 1.6 times the tightest gap bound
 
-# Setting fields by what an engine can be told. A stock vLLM takes these by flag; our engine and the hook take all.
+# Setting fields by what an engine accepts. A stock vLLM takes these by flag; our engine and the hook take all.
 STOCK_VLLM = frozenset({"step_tokens", "chunk_cap_tokens"})
 CAPS = frozenset({"max_partial_prefills", "max_long_partial_prefills"})
 EVERYTHING = SEARCHED
@@ -170,20 +170,20 @@ class SearchSpace:
 
 
 class Recorded:
-    """Numbers from a mapping, brought inside the bounds asked for; remembers which were asked for."""
+    """Numbers from a mapping, brought inside the bounds; remembers which were used."""
 
     def __init__(self, params: Mapping[str, int]) -> None:
         self._params = params
-        self.asked: dict[str, int] = {}
+        self.used: dict[str, int] = {}
 
     def integer(self, name: str, low: int, high: int) -> int:
-        self.asked[name] = min(max(round(self._params[name]), low), high)
-        return self.asked[name]
+        self.used[name] = min(max(round(self._params[name]), low), high)
+        return self.used[name]
 
     def choice(self, name: str, options: tuple[int, ...]) -> int:
         wanted = self._params[name]
-        self.asked[name] = wanted if wanted in options else options[0]
-        return self.asked[name]
+        self.used[name] = wanted if wanted in options else options[0]
+        return self.used[name]
 
 
 def search_space(

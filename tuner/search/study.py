@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 STARTUP_TRIALS = 16
 SAMPLERS = ("tpe", "gp", "random")
-# How long a writer waits for another one's lock, and how often a database that said no is asked again.
+# How long a writer waits for another one's lock, and how often a refused call is tried.
 LOCK_WAIT_S = 60
 TRIES = 4
 # A trial of a shared study that began longer ago than this was abandoned: a replay takes seconds.
@@ -46,15 +46,15 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 @dataclass(frozen=True)
 class Ticket:
-    """A setting that was asked for and waits to be told."""
+    """A setting to try; ``tell`` takes its result."""
 
     number: int
     setting: Setting
 
 
 @dataclass(frozen=True)
-class Told:
-    """A trial that was told. value: what the sampler maximises; violation: sum of its positive constraints."""
+class Finished:
+    """A trial with a result. value: what the sampler maximises; violation: sum of its positive constraints."""
 
     setting: Setting
     value: float
@@ -112,7 +112,7 @@ def constraint_names(rows: Sequence[MarginRow]) -> list[str]:
 
 
 def constraints_of(evaluation: Evaluation) -> dict[str, float]:
-    """What a sampler is told of every target, by its name.
+    """Every target as a constraint for the sampler, by its name.
 
     A target without samples says nothing where others have some: gaps, when every answer is one token.
     """
@@ -157,7 +157,7 @@ class SettingStudy:
         """Try this setting before the sampler has its say (a warm start)."""
         recorded = Recorded(self.space.params(setting))
         self.space.draw(recorded)
-        again(lambda: self._study.enqueue_trial(recorded.asked, skip_if_exists=True))
+        again(lambda: self._study.enqueue_trial(recorded.used, skip_if_exists=True))
 
     def ask(self) -> Ticket:
         """The next setting to try."""
@@ -181,7 +181,7 @@ class SettingStudy:
         self.space.draw(noted)
         trial = optuna.trial.create_trial(
             value=value,
-            params=dict(noted.asked),
+            params=dict(noted.used),
             distributions=noted.distributions,
             user_attrs={"live": True, "requests": requests},
             constraints=dict(constraints),
@@ -197,7 +197,7 @@ class SettingStudy:
         """
         trial = self._trials.pop(ticket.number, None)
         if trial is None:
-            raise RefusedError(f"trial {ticket.number} was told already or never asked; ask first")
+            raise RefusedError(f"trial {ticket.number} has its result already or was never asked for; ask first")
         bounds = {**constraints_of(evaluation), **(more or {})}
         state = None if abs(value) < float("inf") else TrialState.FAIL
 
@@ -214,23 +214,23 @@ class SettingStudy:
             warnings.filterwarnings("ignore", message="The constraint value is ignored")  # a second try
             again(book)
 
-    def told(self) -> list[Told]:
+    def finished(self) -> list[Finished]:
         """Every trial with a value, other workers' too, best first: those that meet every target by their value, then
         the others by how little they violate. Empty when none came to an end: then nothing is known.
         """
         done = [trial for trial in self._all() if trial.state is TrialState.COMPLETE and trial.value is not None]
         found = [
-            Told(
+            Finished(
                 self.space.draw(Recorded({**self.space.params(self.space.base), **trial.params})),
                 float(trial.values[0]),
                 sum(max(value, 0.0) for value in trial.constraints.values()),
             )
             for trial in done
         ]
-        return sorted(found, key=lambda told: (told.violation, -told.value))
+        return sorted(found, key=lambda trial: (trial.violation, -trial.value))
 
     def fail_stale(self, older_than_s: float) -> int:
-        """Mark trials that began longer ago and never ended as failed; how many. Not those asked for here."""
+        """Mark trials that began longer ago and never ended as failed; how many. Not this worker's own."""
         begun_before = datetime.now() - timedelta(seconds=older_than_s)
         failed = 0
         for trial in self._all():
@@ -247,12 +247,12 @@ class SettingStudy:
 
 def _choices(space: SearchSpace) -> str:
     """A short name for what Optuna cannot change within a study: the choices, and what a unit of a number means."""
-    asked = _Options()
+    options = _Options()
     for _ in range(8):
-        space.draw(asked)
-        asked.turn += 1
+        space.draw(options)
+        options.turn += 1
     return sha256(
-        repr(("float", space.grid_tokens, sorted(space.knobs), sorted(asked.seen.items()))).encode()
+        repr(("float", space.grid_tokens, sorted(space.knobs), sorted(options.seen.items()))).encode()
     ).hexdigest()[:10]
 
 
@@ -283,9 +283,9 @@ def open_storage(url: str, *, lock_wait_s: float | None = None, tries: int | Non
 
 
 def again(call: Callable[[], T], tries: int | None = None) -> T:
-    """Ask a database again when it said no: a lock, tables that another worker is making, a lost connection.
+    """Call again when the database refused: a lock, tables that another worker is making, a lost connection.
 
-    Raises UnreachableError when it said no so often (None: TRIES).
+    Raises UnreachableError after ``tries`` refusals (None: TRIES).
     """
     most = TRIES if tries is None else tries
     for tried in range(1, most + 1):

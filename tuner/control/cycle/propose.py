@@ -1,4 +1,4 @@
-"""Propose: when to search, what the child is asked, and what its answer is worth now."""
+"""Propose: when to search, the job for the child, and what its answer is worth now."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -153,7 +153,7 @@ def proposal_of(
 ) -> Proposal | None:
     """What an answer proposes; None when it proposes nothing. Raises InputError for a setting that is none.
 
-    ran: what the child was told to be in force (``effective``; default: base); its budget left as it is means that
+    ran: the setting in force by the job (``effective``; default: base); its budget left as it is means that
     the one in force is not moved.
     """
     part = answer.proposal
@@ -181,7 +181,7 @@ def proposal_of(
 
 
 def outside(setting: Setting, base: Setting, bounds: Bounds) -> list[str]:
-    """Knobs that differ from the base although they were not asked about, or lie outside of what was."""
+    """Knobs that differ from the base although they were not searched, or lie outside of their bounds."""
     wrong = []
     for name, old, new in zip(Setting._fields, base, setting, strict=True):
         if old == new or name in FOLLOWERS:
@@ -214,11 +214,11 @@ class SearchDesk:
 
     def __init__(self, searcher: Searcher, options: LoopOptions) -> None:
         self._searcher, self._options = searcher, options
-        self._asked_s = -math.inf
-        self._asked_base: Setting | None = None
-        self._told_base: Setting | None = None  # what the job named as in force: with the budget in effect
-        self._asked_traffic: Traffic | None = None
-        self._asked_bounds: Bounds = {}
+        self._searched_s = -math.inf
+        self._base: Setting | None = None
+        self._job_base: Setting | None = None  # in force by the job: with the budget in effect
+        self._traffic: Traffic | None = None
+        self._bounds: Bounds = {}
         self._discard = False
         self.standing: Proposal | None = None
         self._why: Reason = Reason.SEARCHING
@@ -226,8 +226,8 @@ class SearchDesk:
     def forget(self) -> None:
         """The engine restarted or the setting moved: the job is about something else."""
         self._discard = self._searcher.busy
-        self._asked_s = -math.inf
-        self._asked_base = None
+        self._searched_s = -math.inf
+        self._base = None
         self.standing = None
 
     def harvest(self, seen: Seen, tried: tuple[Tried, ...]) -> Found | None:
@@ -239,15 +239,15 @@ class SearchDesk:
             return Found(None, self._why, detail=one_line(f"{error.fault.value}: {error}"))
         if answer is None:
             return None
-        if self._discard or self._asked_base != seen.setting:
-            self._discard, self._asked_s = False, -math.inf
+        if self._discard or self._base != seen.setting:
+            self._discard, self._searched_s = False, -math.inf
             return None
         return self._judge(answer, seen, tried)
 
     def _judge(self, answer: SearchAnswer, seen: Seen, tried: tuple[Tried, ...]) -> Found:
         self.standing, detail = None, ""
         try:
-            found = proposal_of(answer, seen.setting, self._asked_traffic, self._told_base)
+            found = proposal_of(answer, seen.setting, self._traffic, self._job_base)
         except InputError as error:
             self._why = Reason.WORKER_FAILED
             return Found(None, self._why, answer.twin, None, one_line(str(error)))
@@ -255,10 +255,10 @@ class SearchDesk:
             self._why = Reason.TWIN_NOT_TRUSTED
         elif found is None:
             self._why = Reason.NULL_RESULT
-        elif wrong := outside(found.setting, seen.setting, self._asked_bounds):
+        elif wrong := outside(found.setting, seen.setting, self._bounds):
             self._why = Reason.WORKER_FAILED
-            detail = f"the child proposes {', '.join(wrong)} outside of what it was asked; dropped"
-        elif refuted(found.setting, tried, self._asked_traffic):
+            detail = f"the child proposes {', '.join(wrong)} outside of the job's bounds; dropped"
+        elif refuted(found.setting, tried, self._traffic):
             self._why = Reason.NULL_RESULT
             detail = "the proposal was tried live under traffic like this and was not better"
         elif _differ(found.traffic, seen.traffic):
@@ -280,16 +280,16 @@ class SearchDesk:
         """Whether a search would tell something new."""
         if self._searcher.busy:
             return False
-        aged = now_s - self._asked_s >= self._options.search_every_s
-        return aged or self._asked_base != seen.setting or _differ(self._asked_traffic, seen.traffic)
+        aged = now_s - self._searched_s >= self._options.search_every_s
+        return aged or self._base != seen.setting or _differ(self._traffic, seen.traffic)
 
     def ask(self, job: Job, seen: Seen, now_s: float) -> str:
         """Start a search; returns why it could not be started, "" when it was."""
         if self._searcher.busy:
             return ""
-        # Noted first: one that cannot be started is asked for again when it is due, not in every cycle.
-        self._asked_s, self._asked_base, self._asked_traffic = now_s, seen.setting, seen.traffic
-        self._told_base, self._asked_bounds, self._discard = job.base, job.bounds, False
+        # Noted first: one that cannot be started is tried again when it is due, not in every cycle.
+        self._searched_s, self._base, self._traffic = now_s, seen.setting, seen.traffic
+        self._job_base, self._bounds, self._discard = job.base, job.bounds, False
         try:
             self._searcher.ask(job)
         except WorkerError as error:

@@ -156,11 +156,11 @@ def _read(source: BinaryIO, orders: "queue.Queue[Order | Reply]") -> None:
 
 
 def _work(order: Order, out: BinaryIO) -> None:
-    said: list[str] = []
+    sent: list[str] = []
 
     def tell(stage: str, done: int, total: int) -> None:
-        if said[-1:] != [stage]:
-            said.append(stage)
+        if sent[-1:] != [stage]:
+            sent.append(stage)
             _say(out, Reply(number=order.number, stage=stage))
 
     tell("starting", 0, 1)

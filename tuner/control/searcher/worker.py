@@ -124,15 +124,15 @@ class ChildSearcher:
         self._command = list(command) if command is not None else child_command(self._limits)
         self._child: _Child | None = None
         self._order: Order | None = None
-        self._asked_at_s = 0.0
-        self._begun = False  # the child has said that it works on the order
+        self._sent_at_s = 0.0
+        self._begun = False  # the child works on the order
         self._again = False  # a second child has been started for the order
         self._number = 0
-        self.stage = ""  # what the child said last that it is at
+        self.stage = ""  # the latest one that the child reported
 
     @property
     def busy(self) -> bool:
-        """Whether a job was asked whose answer (or error) has not been taken."""
+        """Whether a job was sent whose answer (or error) has not been taken."""
         return self._order is not None
 
     @property
@@ -175,7 +175,7 @@ class ChildSearcher:
             if found is not None:
                 self._order = None
                 return found
-        if self._clock.now_s() - self._asked_at_s > self._limits.timeout_s + GRACE_S:
+        if self._clock.now_s() - self._sent_at_s > self._limits.timeout_s + GRACE_S:
             raise self._late()
         return None
 
@@ -186,7 +186,7 @@ class ChildSearcher:
 
     def _send(self, line: bytes) -> None:
         self._begun, self._again, self.stage = False, False, "starting"
-        self._asked_at_s = self._clock.now_s()
+        self._sent_at_s = self._clock.now_s()
         if self._child is not None and self._child.exit_code() is not None:
             self._drop()
         if self._child is None:
@@ -199,8 +199,8 @@ class ChildSearcher:
 
     def _take(self, raw: bytes, order: Order) -> SearchAnswer | None:
         reply = decoded(Reply, raw)
-        said = reply is not None and sum(p is not None for p in (reply.stage, reply.answer, reply.refused)) == 1
-        if reply is None or not said or reply.number > order.number:
+        whole = reply is not None and sum(p is not None for p in (reply.stage, reply.answer, reply.refused)) == 1
+        if reply is None or not whole or reply.number > order.number:
             raise self._failed(WorkerFault.NONSENSE, f"the child said {raw[:80]!r}, which is no reply")
         if reply.number < order.number:
             return None  # of a job that was given up
