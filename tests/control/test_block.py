@@ -41,7 +41,7 @@ def test_a_late_resume_leaves_a_newer_block_in_place() -> None:
     run.port.script = None
     run.run(3)
     assert blocked(run) and "resume" not in run.port.calls
-    assert run.records[-1].reason is Reason.BLOCKED_AFTER_REVERT and "ask for it again" in run.records[-1].detail
+    assert run.records[-1].reason is Reason.BLOCKED_AFTER_REVERT and "request it again" in run.records[-1].detail
     ask(run, operator.resume)
     run.run(1)
     assert not blocked(run) and operator.pending(run.store) == (None, None)

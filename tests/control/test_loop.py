@@ -128,7 +128,7 @@ def test_known_traffic_restores_its_setting_at_once(better: Rig) -> None:
     run = rig(proposes(step_tokens=64), store=store, delay=1000)
     run.run(6, until=pushed)
     assert run.records[-1].pushed == {"step_tokens": 512}
-    assert "before" in run.records[-1].detail
+    assert "earlier trial" in run.records[-1].detail
 
 
 def test_proof_with_another_model_does_not_count(better: Rig) -> None:

@@ -20,7 +20,7 @@ from rooftune.policies.step_time import NAMED_MODELS
 from rooftune.tuner.clock import ManualClock
 from rooftune.tuner.control.cycle.degradation import measured_cost_slo_s, predicted_cost_slo_s
 from rooftune.tuner.control.cycle.draft import Draft
-from rooftune.tuner.control.cycle.learned import near, proven, refuted, still_told, without_effect
+from rooftune.tuner.control.cycle.learned import near, proven, refuted, still_valid, without_effect
 from rooftune.tuner.control.cycle.matched import Side, compare, overdue
 from rooftune.tuner.control.cycle.observe import Seen
 from rooftune.tuner.control.cycle.propose import draws_of, effective
@@ -249,8 +249,8 @@ def test_a_failed_setting_is_not_retried_under_similar_traffic() -> None:
 def test_an_inconclusive_trial_blocks_a_retry_for_a_day_and_a_loss_for_good() -> None:
     wanted = BOOT._replace(step_tokens=520)
     for verdict, days, stands in (("inconclusive", 0.9, True), ("inconclusive", 1.1, False), ("worse", 400.0, True)):
-        assert refuted(wanted, still_told([tried(verdict)], days * 86_400.0), CALM) is stands
-    assert len(still_told([tried("inconclusive")], -1e9)) == 0, "a clock that was set back does not make it last"
+        assert refuted(wanted, still_valid([tried(verdict)], days * 86_400.0), CALM) is stands
+    assert len(still_valid([tried("inconclusive")], -1e9)) == 0, "a clock that was set back does not make it last"
 
 
 def test_a_proven_setting_is_restored_for_its_traffic_and_boot() -> None:

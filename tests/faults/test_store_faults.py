@@ -91,7 +91,7 @@ def test_a_lost_record_is_reported_and_the_trial_is_kept() -> None:
     run.run(2)
     store.arm("put", StoreFault.FULL)
     run.run(3, until=pushed)
-    assert "not written down" in run.records[-1].detail
+    assert "not recorded" in run.records[-1].detail
     number = run.records[-1].number
     assert store.get(number) is None and number in store.noted
     store.arm("", StoreFault.FULL)

@@ -1,7 +1,7 @@
-"""Act: the one request that a cycle sends. A push, a step back, or the renewal of the lease that holds all the time.
+"""Act: the one request that a cycle sends: a push, a rollback, or the renewal of the lease.
 
-A live controller that may push holds the lease even while the boot setting is in force (an empty push claims it), so
-that of several controllers exactly one acts. Whatever is not renewed ends by itself.
+A live controller that may push holds the lease even under the boot setting (an empty push claims it), so that only one
+of several controllers acts. A lease that is not renewed expires.
 """
 
 import json
@@ -30,37 +30,37 @@ from rooftune.tuner.control.state.file import StoreError
 from rooftune.tuner.ports.base import Port, PortError
 
 
-class Asked:
-    """Does at the engine what was asked for, and says that it is done."""
+class OperatorRequests:
+    """Carries out what an operator requested and marks it done."""
 
     def __init__(self, port: Port, store: Store, trials: Trials) -> None:
         self._port, self._store, self._trials = port, store, trials
 
     def do(self, view: CycleView, draft: Draft) -> Decision | None:
-        """What is to do; the cycle's end where that is a revert, whether or not it could be done."""
+        """Carries out the pending request; returns the cycle's end for a revert, done or failed."""
         if view.revert is not None:
             request = view.revert
             sent = self._revert(request)
             if sent.reason is not None:
-                return Decision(Action.HOLD, sent.reason, detail=f"the revert asked for was not done: {sent.detail}")
+                return Decision(Action.HOLD, sent.reason, detail=f"the requested revert was not done: {sent.detail}")
             self._trials.stopped(view.seen.reading, view.day)
             if sent.revision is not None and not view.seen.state.blocked:
                 operator.note_own_block(self._store, view.seen.state.boot_id, sent.revision, request)
             operator.mark_done(self._store, request)
             draft.put(in_force=knobs_of(view.seen.boot), lease_left_s=None, revision=sent.revision)
-            return Decision(Action.REVERT, Reason.BLOCKED_AFTER_REVERT, detail=f"asked for by {request.actor}")
+            return Decision(Action.REVERT, Reason.BLOCKED_AFTER_REVERT, detail=f"requested by {request.actor}")
         if view.resume is not None:
             draft.note(self._resumed(view, view.resume))
         return None
 
     def _resumed(self, view: CycleView, request: operator.OperatorRequest) -> str:
-        """What came of a resume. Where no block was seen none is lifted: one may have come since."""
+        """Carries out a resume; returns the result in words. Lifts only a block that was seen: a newer one stands."""
         state = view.seen.state
         if operator.pending(self._store) != (None, request):
-            return ""  # the operator asked for something else since this cycle looked
+            return ""  # a newer request has replaced it since this cycle looked
         if state.blocked:
             if not operator.lifts(self._store, request, state.boot_id, state.revision):
-                return f"{request.actor} asked for a resume before this block was known, so it stands: ask for it again"
+                return f"{request.actor} requested a resume before this block was known; it stands, request it again"
             sent = send(self._port, wire.ResumeRequest(actor=_text(request.actor), reason=_text(request.reason)))
             if sent.reason is not None:
                 return f"resume: {sent.detail}"
@@ -68,8 +68,8 @@ class Asked:
         return f"resumed for {request.actor}"
 
     def revert(self, draft: Draft) -> Decision | None:
-        """The revert that a person asked for, in a cycle that failed before it came to it: it needs no rows, no model
-        and no judgement. None when there is none, or it could not be done either."""
+        """A requested revert in a cycle that failed before it got there: it needs no rows and no model. None when there
+        is no request, or it failed too."""
         try:
             request, _ = operator.pending(self._store)
         except StoreError:
@@ -78,12 +78,12 @@ class Asked:
             return None
         sent = self._revert(request)
         if sent.reason is not None:
-            draft.note(f"the revert asked for was not done: {sent.detail}")
+            draft.note(f"the requested revert was not done: {sent.detail}")
             return None
         draft.put(in_force=None, lease_left_s=None, revision=sent.revision)
-        with suppress(StoreError):  # then it is done once more, which changes nothing
+        with suppress(StoreError):  # the next cycle then repeats it, which changes nothing
             operator.mark_done(self._store, request)
-        return Decision(Action.REVERT, Reason.BLOCKED_AFTER_REVERT, detail=f"asked for by {request.actor}")
+        return Decision(Action.REVERT, Reason.BLOCKED_AFTER_REVERT, detail=f"requested by {request.actor}")
 
     def _revert(self, request: operator.OperatorRequest) -> Sent:
         actor, reason = _text(request.actor), _text(request.reason)
@@ -91,34 +91,34 @@ class Asked:
 
 
 def _text(words: str) -> str:
-    """A person's words as the protocol takes them: one line, at most 200 characters, not empty."""
+    """Operator's words as the protocol allows them: one line, at most 200 characters, not empty."""
     kept = "".join(letter for letter in " ".join(words.split()) if letter.isprintable())
     return kept[:200] or "not stated"
 
 
-# While one of these holds, this controller cannot see the engine and must not hold it: the lease may end.
+# For these reasons the controller lets its lease expire: it cannot see the engine or must not hold it.
 _BLIND = frozenset({Reason.METRICS_STALE, Reason.BLOCKED_AFTER_REVERT, Reason.HELD_BY_OTHER})
 
-# A trial that is taken back for one of these was not shown to be worse.
+# Rollbacks for these reasons do not show that the trial was worse.
 _NO_VERDICT = frozenset({Reason.INCONCLUSIVE_TOO_LONG, Reason.EXPLORATION_BUDGET, Reason.ABORT_STORM})
 
-# What a record holds for "since ever", which JSON cannot.
+# A record's "always": JSON has no infinity.
 SINCE_EVER_S = -1e12
 
 
 class Actor:
-    """Sends, and books what was sent before it leaves."""
+    """Sends the cycle's request; books a push before it leaves."""
 
     def __init__(
         self, port: Port, store: Store, book: Book, trials: Trials, learner: Learner, options: LoopOptions
     ) -> None:
         self._port, self._store, self._book, self._trials = port, store, book, trials
         self._learner, self._options = learner, options
-        self._name, self._asked = actor_of(store), Asked(port, store, trials)
+        self._name, self._operator = actor_of(store), OperatorRequests(port, store, trials)
 
     def act(self, view: CycleView, found: Found, decision: Decision, draft: Draft) -> Decision:
-        """Does what was decided; a refusal or a fault becomes the reason of the cycle. Raises StoreError."""
-        done = self._asked.do(view, draft)
+        """Carries out the decision; a refusal or fault becomes the cycle's reason. Raises StoreError."""
+        done = self._operator.do(view, draft)
         if done is not None:
             return done
         if not self._options.live:
@@ -129,9 +129,9 @@ class Actor:
             return self._go_back(view, decision, draft)
         return self._hold(view, decision, draft)
 
-    def revert_asked(self, draft: Draft) -> Decision | None:
-        """See ``Asked.revert``."""
-        return self._asked.revert(draft)
+    def revert_requested(self, draft: Draft) -> Decision | None:
+        """See ``OperatorRequests.revert``."""
+        return self._operator.revert(draft)
 
     # --- push ---
 
@@ -169,27 +169,27 @@ class Actor:
         if not sent.unknown:
             self._trials.never_left()
             return Decision(Action.HOLD, sent.reason, setting, sent.detail)
-        # Perhaps it arrived. The next reading tells, and finds the trial in the book when it did.
+        # The push may have arrived: the next reading shows it, and the book holds its trial.
         return Decision(Action.HOLD, sent.reason, setting, f"the push may have arrived: {sent.detail}")
 
     def _stopped(self, revision: int) -> Sent | None:
-        """What a person asked for since this cycle looked: who was told "nothing is pushed" finds nothing pushed."""
+        """A pause or revert requested since this cycle looked: the operator has seen "nothing is pushed"."""
         requested = operator.read(self._store)
         if requested.blocked is None and requested.paused is None:
             return None
         reason = Reason.PAUSED if requested.blocked is None else Reason.BLOCKED_AFTER_REVERT
-        return Sent(revision, reason, "asked for just before the push")
+        return Sent(revision, reason, "requested just before the push")
 
     # --- back ---
 
     def _go_back(self, view: CycleView, decision: Decision, draft: Draft) -> Decision:
-        """A trial goes back to the setting before it; what was kept, or is not ours to know, to the boot setting."""
+        """Takes a trial back to the setting before it; a kept or unknown setting to the boot setting."""
         seen, trial = view.seen, view.standing.trial
         if view.standing.holder is not Holder.OURS:
             return Decision(Action.HOLD, decision.reason, detail="nothing of ours is in force")
         target = setting_of(trial.before) if trial is not None else seen.boot
         if target.budget_policy == STEP_TIME_TARGET and self._learner.model is None:
-            target = seen.boot  # that policy counts with constants, and there are none
+            target = seen.boot  # that policy needs a step model
         why = f"cycle {draft.number}: {decision.reason.value}"
         verdict = Verdict.INCONCLUSIVE if decision.reason in _NO_VERDICT else Verdict.WORSE
         condemned = view.standing.kept if decision.reason is Reason.OPERATOR_THRESHOLD else None
@@ -213,7 +213,7 @@ class Actor:
     # --- hold ---
 
     def _hold(self, view: CycleView, decision: Decision, draft: Draft) -> Decision:
-        """Renews the lease, or claims it; what prevents that is the reason of the cycle."""
+        """Renews or claims the lease; a refusal or fault becomes the cycle's reason."""
         if not self._may_hold(view, decision):
             return decision
         seen = view.seen
@@ -246,13 +246,13 @@ class Actor:
         return {"lease_left_s": self._options.lease_s, "revision": sent.revision}
 
     def let_go(self) -> str:
-        """A clean end: gives the lease back at once, so that no push holds unwatched."""
+        """Gives the lease back at once, so that no push stays unwatched; returns the result in words."""
         if not self._options.live:
             return "shadow mode: nothing of ours was in force"
         try:
             lease = self._port.state().lease
         except PortError as error:
-            return f"the engine does not answer ({error.fault.value}); it goes back by itself when the lease ends"
+            return f"the engine does not answer ({error.fault.value}); it goes back by itself when the lease expires"
         if lease is None or lease.actor != self._name:
             return "no lease of ours was in force"
         sent = send(self._port, wire.RevertRequest(actor=self._name, reason="the controller stops", block=False))

@@ -1,4 +1,4 @@
-"""The loop's memory while it runs, and how it gets into the store: before a push leaves, and at the end of a cycle."""
+"""The loop's memory while it runs; the store gets it before a push leaves and at the end of a cycle."""
 
 from typing import Unpack
 
@@ -7,7 +7,7 @@ from rooftune.tuner.control.ports import Store
 
 
 class Book:
-    """memory: as it is now, saved or not."""
+    """memory: the current value, saved or not."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -16,7 +16,7 @@ class Book:
 
     @property
     def memory(self) -> Memory:
-        """Raises StoreError while it has never been read."""
+        """Raises StoreError until the first read succeeds."""
         if self._memory is None:
             self._memory = self._saved = recall(self._store)
         return self._memory
@@ -25,23 +25,23 @@ class Book:
         self._memory = self.memory.but(**changes)
 
     def save(self) -> None:
-        """Raises StoreError; then what was saved before still stands."""
+        """Raises StoreError and leaves the last saved memory in place."""
         memory = self.memory
         if memory != self._saved:
             remember(self._store, memory)
             self._saved = memory
 
-    def about(self, model: str) -> None:
-        """What was tried with another model, and how its predictions held, says nothing of this one."""
+    def serve_model(self, model: str) -> None:
+        """Starts over for another model: old trials and predictions say nothing about it."""
         if self.memory.model not in ("", model):
             self.change(tried=(), trust=Trust())
         if self.memory.model != model:
             self.change(model=model)
 
     def spent_slo_s(self, day: str) -> float:
-        """SLO-seconds of that day, the running trial's among them."""
+        """SLO-seconds spent on ``day``, the running trial's included."""
         return self.memory.account.spent(day) + self.memory.running_slo_s
 
     def moved(self, boot_id: str, at_s: float) -> None:
-        """The setting changed by our doing, on the engine's clock."""
+        """Notes that we changed the setting; at_s: on the engine's clock."""
         self.change(moved=Moved(boot_id=boot_id, at_s=at_s))

@@ -1,4 +1,4 @@
-"""Degradation: the quantities of an operator's thresholds, stalls, more failures than before, a trial's cost. Pure."""
+"""Degradation: quantities for operator thresholds, stalls, rising failures, a trial's cost. Pure."""
 
 import math
 
@@ -10,21 +10,21 @@ from rooftune.tuner.control.figures import judged, queue_s
 from rooftune.tuner.observe.rows import FAILED, FINISHED, FloatArray, IntArray, StepRows
 from rooftune.tuner.observe.window import Window
 
-# Of fewer samples an operator's threshold is not judged: a p99 of three requests is the slowest of three.
+# Least samples to judge an operator threshold: the p99 of three requests is the slowest of three.
 THRESHOLD_GAPS, THRESHOLD_REQUESTS = 100, 20
-# Fewer preemptions than that make no rate within a short span: one in the first second would be one a second.
+# A rate needs this many preemptions or this span: one in the first second would read as one per second.
 THRESHOLD_PREEMPTIONS, THRESHOLD_SPAN_S = 3, 30.0
-# Failed requests: the least number, and how much more than before.
+# Rising failures: least number, and least rise of their share.
 ERRORS_LEAST, ERRORS_SHARE = 3, 0.02
-# A stall: requests wait at every step and none ends for this long, although at the pace of before this many would have.
+# A stall: requests wait at every step and none ends for STALL_S, in which STALL_ENDS would have at the earlier pace.
 STALL_S, STALL_ENDS = 30.0, 10.0
 
 
 def is_stalled(before: Window, after: Window, from_s: float, began_s: float) -> bool:
-    """Whether no request makes progress since ``began_s``; before: the rows of then, known from ``from_s`` on.
+    """Whether no request has made progress since ``began_s``; before: earlier rows, known from ``from_s`` on.
 
-    By the time that steps took, so that hours without traffic count for nothing; where none waits, all that run may
-    be in the middle of long answers.
+    Measured in step time, so that hours without traffic do not count. Without waiting requests it is no stall: those
+    that run may all be in the middle of long answers.
     """
     then = before.steps.select((before.steps.start_s >= from_s) & (before.steps.end_s <= began_s))
     ends_s = _finishes(before)
@@ -42,8 +42,7 @@ def _finishes(window: Window) -> FloatArray:
 
 
 def rising(now: IntArray, before: IntArray, how: int = FAILED) -> bool:
-    """Whether more requests end like this than before: several, and beyond what chance would do. now, before: how
-    they ended."""
+    """Whether the share of requests that ended as ``how`` rose beyond chance. now, before: how requests ended."""
     failed = int((now == how).sum())
     if failed < ERRORS_LEAST:
         return False
@@ -53,9 +52,9 @@ def rising(now: IntArray, before: IntArray, how: int = FAILED) -> bool:
 
 
 def observed(window: Window, start_s: float, end_s: float) -> Observed:
-    """The quantities of operator's thresholds between two instants; NaN where there are too few samples.
+    """Quantities for operator thresholds between two instants; NaN with too few samples.
 
-    gap_p99_s: from the steps, each token of a decode waits from the end of the step before to the end of its own.
+    gap_p99_s: from the steps; a decode's token waits from the end of one step to the end of the next.
     """
     steps = window.steps.select((window.steps.start_s >= start_s) & (window.steps.end_s <= end_s))
     ended = (window.requests.finish_s > start_s) & (window.requests.finish_s <= end_s)
@@ -72,8 +71,8 @@ def observed(window: Window, start_s: float, end_s: float) -> Observed:
 
 
 def _rate(preemptions: int, span_s: float) -> float:
-    told = span_s >= THRESHOLD_SPAN_S or (preemptions >= THRESHOLD_PREEMPTIONS and span_s > 0.0)
-    return preemptions / span_s if told else math.nan
+    enough = span_s >= THRESHOLD_SPAN_S or (preemptions >= THRESHOLD_PREEMPTIONS and span_s > 0.0)
+    return preemptions / span_s if enough else math.nan
 
 
 def _gap_p99_s(steps: StepRows) -> float:
@@ -85,13 +84,13 @@ def _gap_p99_s(steps: StepRows) -> float:
 
 
 def predicted_cost_slo_s(attainment_now: float, error: float, trial_s: float) -> float:
-    """What a trial of ``trial_s`` may cost before its verdict: the share of requests that the twin's own error
-    (and noise) puts at risk, at most the share that is served well now. Unknown shares count as everything."""
+    """Cost of a trial of ``trial_s`` in SLO-seconds: the share of requests that twin error and noise put at risk, at
+    most the share that is good now. An unknown share counts as 1."""
     at_risk = error if math.isfinite(error) else 1.0
     served = attainment_now if math.isfinite(attainment_now) else 1.0
     return max(0.0, min(at_risk, served, 1.0)) * max(trial_s, 0.0)
 
 
 def measured_cost_slo_s(observed_gain: float, elapsed_s: float) -> float:
-    """What a trial has cost so far: attainment lost against the window before, times how long. Unknown: nothing."""
+    """Cost of a trial so far in SLO-seconds: lost attainment times elapsed time; 0 when unknown."""
     return max(0.0, -observed_gain) * max(elapsed_s, 0.0) if math.isfinite(observed_gain) else 0.0

@@ -1,4 +1,4 @@
-"""The record of a cycle while the cycle runs: stages are timed, parts are filled in, and in the end it is whole."""
+"""A cycle's record while the cycle runs: it times the stages and collects the parts."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,14 +16,14 @@ AfterStage = Callable[[Stage], None]
 
 
 def nothing_after(stage: Stage) -> None:
-    """The hook of a loop that nobody wants to stop in mid-cycle."""
+    """The default hook: does nothing."""
 
 
 @dataclass
 class Draft:
     """parts: fields of ``CycleRecord`` known so far. after_stage: called at the end of each stage, for tests.
 
-    numbered: whether the store gave the number; a guessed one may belong to another cycle's record.
+    numbered: the store assigned ``number``; a guessed one may belong to another cycle's record.
     """
 
     clock: Clock
@@ -39,7 +39,7 @@ class Draft:
 
     @contextmanager
     def stage(self, stage: Stage) -> Iterator[None]:
-        """Times what is inside, also when it fails."""
+        """Times the block, also when it raises."""
         began_s = self.clock.now_s()
         try:
             yield
@@ -48,15 +48,14 @@ class Draft:
         self.after_stage(stage)
 
     def put(self, **parts: Unpack[RecordParts]) -> None:
-        """Fills in fields of the record."""
         self.parts.update(parts)
 
     def note(self, *details: str) -> None:
-        """Something that a person may want to read."""
+        """Adds detail for people."""
         self.details.extend(text for text in details if text)
 
     def record(self, end: Decision) -> CycleRecord:
-        """The cycle as the store keeps it."""
+        """The finished record."""
         values = {
             "schema": "rooftune.cycle",
             "number": self.number,
@@ -71,7 +70,7 @@ class Draft:
         try:
             return CycleRecord.model_validate(values | self.parts)
         except ValidationError as error:
-            # A part that no record can hold is left out, and the detail says so; the rest of the cycle is recorded.
+            # Leave out the invalid parts, say so in the detail, and record the rest.
             wrong = {str(entry["loc"][0]) for entry in error.errors()}
             values["detail"] = one_line(f"{values['detail']}; left out as invalid: {', '.join(sorted(wrong))}")
             return CycleRecord.model_validate(values | {k: v for k, v in self.parts.items() if k not in wrong})

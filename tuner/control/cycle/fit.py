@@ -1,4 +1,4 @@
-"""Fit: the step model of this very engine, from a bounded sample of its steps, refitted when it is needed or drifts."""
+"""Fit: this engine's step model from a bounded sample of its steps, refitted when due or after drift."""
 
 import math
 
@@ -20,28 +20,28 @@ from rooftune.tuner.observe.rows import StepRows
 from rooftune.tuner.record import Part, Words
 
 KEY = "model"
-# Steps kept for the fit (0.1 to 0.2 s of one core for each refit), and of sizes that were met for the first time.
-# Few, because the sample is evened out only where it is full, and most steps are decodes of a handful of sizes.
+# Steps kept for the fit (a refit takes 0.1 to 0.2 s of one core), and steps of sizes met for the first time. Few,
+# because only a full sample is balanced, and most steps are decodes of a handful of sizes.
 CAPACITY_STEPS, FIRST_SEEN_STEPS = 1024, 256
-# A refit is worth its time when so many more steps have been seen, relative to the last one.
+# A refit pays off after this growth in steps, and after this many more.
 REFIT_GROWTH, REFIT_LEAST_STEPS = 1.5, 400
-# While a side of the knee is open, growth alone is enough: the steps that close it are often among the next ones.
+# While a side of the knee is open, growth alone is enough: the next steps often close it.
 OPEN = frozenset({FitCode.SLOPE_UNKNOWN.value, FitCode.FLOOR_UNKNOWN.value})
-# Steps of known sizes reach far enough when they cover this share of the sizes seen; otherwise first ones count too.
+# Steps of known sizes suffice when they reach this share of the largest size; otherwise first ones count too.
 REACH = 0.7
-# Steps of one size class (at least so many) may be off this far, in logarithms, before another fit is tried.
+# A size class of at least CLASS_STEPS may be off by MOST_OFF, in logarithms, before a second fit is tried.
 CLASS_STEPS, MOST_OFF = 8, 0.05
 
 
 class AcceptedPart(Part):
-    """The accepted model as the store keeps it; of which model it speaks."""
+    """The accepted step model in the store. model: the engine's language model."""
 
     model: Words
     fit: FitPart
 
 
 class Learner:
-    """Steps in, model out. Two with the same seed and the same steps agree."""
+    """Fits the step model; deterministic for one seed and one sequence of steps."""
 
     def __init__(self, seed: int = 0) -> None:
         self._reservoir = Reservoir(CAPACITY_STEPS, seed)
@@ -56,9 +56,9 @@ class Learner:
         self._model_name = ""
 
     def recall(self, store: Store, model: str) -> None:
-        """Go on with the model that an earlier controller accepted, when it was of the same engine's model."""
+        """Takes over what an earlier controller accepted for the same language model."""
         if self._model_name not in ("", model):
-            self.accepted = None  # another model was started: what was fitted says nothing of it
+            self.accepted = None  # the engine serves another model now
         self._store, self._model_name = store, model
         text = store.value(KEY)
         if text is None or self.accepted is not None:
@@ -67,12 +67,12 @@ class Learner:
             kept = AcceptedPart.model_validate_json(text)
             check_step_model(StepModel(**kept.fit.coefficients), "the kept step model")
         except (ValidationError, TypeError, InputError):
-            return  # of another version: the next fit replaces it
+            return  # from another version: the next fit replaces it
         if kept.model == model:
             self.accepted = kept.fit
 
     def restart(self) -> None:
-        """Another start of the engine: its steps so far say nothing of the new one but where a fit may begin."""
+        """The engine restarted: drops its steps, keeps the accepted model until the next fit."""
         self._reservoir.clear()
         self._first.clear()
         self._sizes = np.zeros(0)
@@ -82,11 +82,10 @@ class Learner:
 
     @property
     def model(self) -> StepModel | None:
-        """The accepted coefficients."""
         return None if self.accepted is None else StepModel(**self.accepted.coefficients)
 
     def take(self, steps: StepRows) -> None:
-        """New steps, in order: kept for the fit, and held against the accepted model."""
+        """Adds new steps, in order, and checks them against the accepted model for drift."""
         samples = steps.samples()
         if not len(samples):
             return
@@ -99,8 +98,8 @@ class Learner:
         if model is not None and len(again):
             alarm = self._alarm.add(np.log(again.duration_s / predict(model, again)))
             if alarm is not None and self.drift is None:
-                # What was sampled before is of another engine, as far as time goes. Once is enough: an alarm that
-                # rings again until there is a refit must not take from it what has been sampled since.
+                # The older samples show another timing. Clear them only at the first alarm: later ones must not drop
+                # the steps sampled since.
                 self._reservoir.clear()
                 self._first.clear()
                 self._reservoir.add(again)
@@ -108,7 +107,7 @@ class Learner:
             self.drift = alarm or self.drift
 
     def _known(self, samples: StepSamples) -> npt.NDArray[np.bool_]:
-        """Which steps are of a size that was met before; see ``rooftune.tuner.model.samples``."""
+        """Which steps have a size met before; see ``rooftune.tuner.model.samples``."""
         tokens = samples.computed_tokens
         known = np.isin(tokens, self._sizes)
         first = np.zeros(len(tokens), dtype=np.bool_)
@@ -118,7 +117,7 @@ class Learner:
         return answer
 
     def samples(self) -> StepSamples:
-        """What a fit would read now."""
+        """The steps that a fit would use now."""
         again, first = self._reservoir.samples, self._first.samples
         if not len(first):
             return again
@@ -127,7 +126,7 @@ class Learner:
 
     @property
     def due(self) -> bool:
-        """Whether a refit would tell more than the accepted model does."""
+        """Whether a refit would improve on the accepted model."""
         if self._fitted_at_steps == 0:
             return True
         grown = REFIT_GROWTH * self._fitted_at_steps
@@ -136,8 +135,8 @@ class Learner:
         return self._seen_steps >= max(grown, self._fitted_at_steps + REFIT_LEAST_STEPS)
 
     def fit(self) -> FitPart:
-        """A refit; the accepted model from now on. Raises FitRefused, and then the one before stays."""
-        self._fitted_at_steps = max(self._seen_steps, 1)  # a refusal, too, is not worth repeating on the same steps
+        """Refits and accepts the result. Raises FitRefused and keeps the model before."""
+        self._fitted_at_steps = max(self._seen_steps, 1)  # do not repeat a refusal on the same steps
         found = checked_fit(self.samples())
         self.accepted = fit_part(found)
         self.drift = None
@@ -151,19 +150,18 @@ class Learner:
         return len(self.samples()) >= MIN_STEPS
 
     def part(self) -> FitPart | None:
-        """The accepted model for the record, with the alarm when there is one."""
+        """The accepted model for the record, with a drift alarm if there is one."""
         if self.accepted is None or self.drift is None:
             return self.accepted
         return self.accepted.model_copy(update={"drift_ratio": self.drift.ratio})
 
 
 def checked_fit(samples: StepSamples) -> StepFit:
-    """A fit that leaves no size of step out. Raises FitRefused.
+    """A fit that covers every step size. Raises FitRefused.
 
-    Most steps are decodes, and a fit that explains them to the last microsecond may take all the longer steps for
-    outliers. Where steps of some size are off in the middle, a second fit starts from the two ends of the data, and the
-    one that is off less stays. (Never from the accepted model: one that was fitted before a long prompt came has no
-    slope, and a search that starts there stays there.)
+    Most steps are decodes, and a fit that explains them to the microsecond may treat all longer steps as outliers. When
+    a size class is off in its median, a second fit starts from the two ends of the data, and the better one stays. It
+    never starts from the accepted model: one fitted before any long prompt has no slope, and the search stays there.
     """
     found = fit_steps(samples)
     if _off(found.model, samples) <= MOST_OFF:
@@ -174,7 +172,7 @@ def checked_fit(samples: StepSamples) -> StepFit:
 
 
 def _off(model: StepModel, samples: StepSamples) -> float:
-    """Largest median deviation of the steps of one size class, in logarithms of step time."""
+    """Largest median deviation of a size class, in logarithms of step time."""
     residual = np.log(samples.duration_s / predict(model, samples))
     strata = stratum_of(samples.computed_tokens)
     names, counts = np.unique(strata, return_counts=True)
@@ -182,7 +180,7 @@ def _off(model: StepModel, samples: StepSamples) -> float:
 
 
 def _from_both_ends(samples: StepSamples) -> StepModel | None:
-    """A straight line from the shortest steps to the longest, flat before it; None when they are of one size."""
+    """Flat at the shortest steps, then a straight line to the longest; None when their times are alike."""
     tokens, time_s = samples.computed_tokens, samples.duration_s
     low, high = tokens <= np.quantile(tokens, 0.5), tokens >= 0.7 * tokens.max()
     short_s, long_s = float(np.median(time_s[low])), float(np.median(time_s[high]))
@@ -202,8 +200,7 @@ def _above_zero(bound: float) -> float | None:
 
 
 def fit_part(found: StepFit) -> FitPart:
-    """A fit as the record holds it; bounds that are not known become null."""
-
+    """The fit for the record; unknown bounds become null."""
     knee, between = found.knee_tokens, found.knee_interval
     return FitPart(
         coefficients=dict(found.model._asdict()),

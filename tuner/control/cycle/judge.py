@@ -1,4 +1,4 @@
-"""What became of the push before, and what to do now: verify and decide, on one view."""
+"""Judges the push in force and decides what to do next, on one view."""
 
 import math
 from dataclasses import replace
@@ -19,19 +19,17 @@ from rooftune.tuner.control.memory import Trial, knobs_of
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.signals.codes import Signal
 
-# A trial that turns out bad is seen in one cycle and taken back in it; the next one makes sure.
+# One cycle sees and takes back a bad trial; the next one confirms it.
 REVERT_CYCLES = 2.0
 
 
 class Judge:
-    """Verdicts end trials; decisions are the guard's."""
-
     def __init__(self, book: Book, trials: Trials, learner: Learner, options: LoopOptions) -> None:
         self._book, self._trials, self._learner, self._options = book, trials, learner, options
         self._terms = Terms(options.settle_s, options.harm_requests, options.min_requests)
 
     def check(self, view: CycleView, draft: Draft) -> CycleView:
-        """The view with the verdict on the trial in force; one that was found good is over with it."""
+        """The view with the verdict on the trial in force; a good verdict ends the trial."""
         trial, seen, book = view.standing.trial, view.seen, self._book
         if trial is not None:
             before = self._trials.rows_before(trial, seen.window)
@@ -44,8 +42,8 @@ class Judge:
                     f"at the same work the engine takes {checked.pace_ratio:.2f} times as long as before the push"
                 )
             view = replace(view, checked=checked)
-            if checked.lost_strides is not None:  # not only this stride is taken back
-                draft.note("this and the strides before it lost more in all than noise explains: back to their start")
+            if checked.lost_strides is not None:  # all strides go back, not only this one
+                draft.note("these strides together lost more than noise explains: back to their start")
                 trial = trial.model_copy(update={"before": checked.lost_strides.start})
                 view = replace(view, standing=replace(view.standing, trial=trial))
             if checked.keeps:
@@ -55,21 +53,21 @@ class Judge:
         return view
 
     def _cost_slo_s(self, trial: Trial, checked: Checked) -> float:
-        """What the trial has cost so far: what was measured, or while nothing can be compared what was at risk."""
+        """Cost of the trial so far in SLO-seconds: measured, or what was at risk while nothing can be compared."""
         if checked.matched is not None and checked.matched.matched:
             return measured_cost_slo_s(checked.matched.gain, checked.elapsed_s)
         at_risk_slo_s = predicted_cost_slo_s(math.nan, trial.twin_error, checked.elapsed_s)
         return max(self._book.memory.running_slo_s, at_risk_slo_s)
 
     def decide(self, view: CycleView, found: Found, draft: Draft) -> Decision:
-        """What the guard says of this cycle."""
+        """The guard's decision on this cycle."""
         decision = decide(self.situation(view, found), self._options.limits)
         if decision.setting is not None and decision.reason in (Reason.SHADOW, Reason.SHADOW_TOO_SHORT):
             draft.put(would_push=moved_knobs(view.seen.setting, decision.setting))
         return decision
 
     def situation(self, view: CycleView, found: Found) -> Situation:
-        """Everything that the guard looks at."""
+        """The facts that the guard reads."""
         seen, standing, options, proposal = view.seen, view.standing, self._options, found.proposal
         gain = proposal.gain if proposal is not None else math.nan
         error = proposal.error if proposal is not None else math.nan
@@ -90,7 +88,7 @@ class Judge:
             push_in_force=ours,
             verified=standing.trial is None,
             verdict=self._outcome(view),
-            # What the engine's own setting does is a reason to tune, not one to stop.
+            # A threshold crossed under the engine's own setting is a reason to tune, not to stop.
             thresholds_crossed=crossed(options.thresholds, seen.observed) if ours else (),
             engine_restarted=seen.reading.restarted,
             errors_rising=seen.errors_rising,
@@ -113,7 +111,7 @@ class Judge:
         return view.checked.judgement.verdict if view.checked is not None and view.standing.trial is not None else None
 
     def _trial_s(self, view: CycleView) -> float:
-        """How long a trial takes to its verdict, at the rate of now."""
+        """Seconds from a push to its verdict at the current rate."""
         options, traffic = self._options, view.seen.traffic
         rate_rps = traffic.rate_rps if traffic is not None else 0.0
         full_s = options.min_requests / rate_rps if rate_rps > 0.0 else options.verify_s
@@ -126,6 +124,6 @@ def _share(view: CycleView) -> float:
 
 
 def moved_knobs(before: Setting, after: Setting) -> dict[str, int | float]:
-    """The knobs that differ, as a record holds them."""
+    """The knobs that differ, with their new values."""
     old = knobs_of(before)
     return {name: value for name, value in knobs_of(after).items() if old[name] != value}

@@ -1,4 +1,4 @@
-"""What live trials have taught: which settings need not be tried again, and which knobs move nothing. Pure."""
+"""Lessons of live trials: settings not worth another trial, and knobs without effect. Pure."""
 
 from collections.abc import Iterable
 
@@ -7,16 +7,16 @@ from rooftune.policies.request import Setting
 from rooftune.policies.verify import Verdict
 from rooftune.tuner.control.memory import Traffic, Tried, alike, setting_of
 
-# Within this ratio on every knob that counts tokens or requests, two settings are one for a trial.
+# Two settings whose ratio knobs differ by no more than this are one for a trial.
 SAME_RATIO = 1.1
-# After so many trials that moved one knob alone and changed nothing beyond noise, it is taken for one without effect.
+# A knob has no effect after this many trials that moved it alone and showed nothing beyond noise.
 NO_EFFECT_TRIALS = 2
-# A trial that nobody could judge says little of its setting: after so long it may be tried again.
+# An inconclusive trial says little about its setting; after this long the setting may be tried again.
 INCONCLUSIVE_S = 86_400.0
 
 
 def near(one: Setting, other: Setting) -> bool:
-    """Whether two settings are too close to be told apart live."""
+    """Whether two settings are too close to distinguish live."""
     for name, a, b in zip(Setting._fields, one, other, strict=True):
         if a == b:
             continue
@@ -25,17 +25,14 @@ def near(one: Setting, other: Setting) -> bool:
     return True
 
 
-def still_told(tried: Iterable[Tried], wall_s: float) -> tuple[Tried, ...]:
-    """Those that still speak for or against a new trial; a clock that jumped makes an inconclusive one old."""
+def still_valid(tried: Iterable[Tried], wall_s: float) -> tuple[Tried, ...]:
+    """Trials that still count for or against a new one; a clock jump makes an inconclusive one old."""
     old = Verdict.INCONCLUSIVE.value
     return tuple(one for one in tried if one.verdict != old or abs(wall_s - one.wall_s) <= INCONCLUSIVE_S)
 
 
 def refuted(setting: Setting, tried: Iterable[Tried], traffic: Traffic | None) -> bool:
-    """Whether this setting (or one like it) ran under traffic like this one and came out worse, or showed nothing.
-
-    The latest trial counts: traffic or engine may have changed what an earlier one said.
-    """
+    """Whether the latest trial of this setting (or one near it) under like traffic was not better."""
     for one in reversed(list(tried)):
         if traffic is not None and alike(one.traffic, traffic) and near(setting_of(one.setting), setting):
             return one.verdict != Verdict.BETTER.value
@@ -43,7 +40,7 @@ def refuted(setting: Setting, tried: Iterable[Tried], traffic: Traffic | None) -
 
 
 def proven(in_force: Setting, tried: Iterable[Tried], traffic: Traffic | None) -> Tried | None:
-    """The latest trial found better than ``in_force`` under traffic like this one; None when a later one says no."""
+    """The latest trial that beat ``in_force`` under like traffic; None when a later one refutes it."""
     listed = list(tried)
     for one in reversed(listed):
         fits = traffic is not None and alike(one.traffic, traffic) and setting_of(one.before) == in_force
@@ -53,17 +50,17 @@ def proven(in_force: Setting, tried: Iterable[Tried], traffic: Traffic | None) -
 
 
 def moved_alone(one: Tried) -> str | None:
-    """The one knob in which a trial differed from the setting before it; None when there were several."""
+    """The only knob that a trial moved; None when it moved several."""
     before, after = setting_of(one.before), setting_of(one.setting)
     moved = [name for name, a, b in zip(Setting._fields, before, after, strict=True) if a != b]
     return moved[0] if len(moved) == 1 else None
 
 
 def without_effect(tried: Iterable[Tried], traffic: Traffic | None) -> frozenset[str]:
-    """Knobs that this engine takes and does not seem to follow, under traffic like this one.
+    """Knobs that this engine accepts but does not seem to follow under like traffic.
 
-    A trial says so when it moved that knob alone, was predicted to gain more than its interval could hide, and showed
-    nothing beyond noise. One that showed an effect of the knob, either way, takes all that back.
+    A trial counts when it moved that knob alone, its predicted gain lay above its interval, and it showed nothing
+    beyond noise. A trial that shows any effect of the knob resets the count.
     """
     silent: dict[str, int] = {}
     for one in tried:

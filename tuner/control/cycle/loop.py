@@ -1,11 +1,10 @@
-"""The loop: observe, fit, calibrate, propose, decide, push, verify, keep or revert. ``Controller.cycle`` is the page.
+"""The loop: observe, verify, fit, calibrate, propose, decide, push. Start reading at ``Controller.cycle``.
 
-The verdict on a push needs the rows of a later cycle, so a cycle begins with what became of the push before it. The
-search runs in a process of its own: a cycle asks it when it is due and takes the answer when it is there.
+The verdict on a push needs the rows of a later cycle, so each cycle first verifies the push before it. The search runs
+in a child process: a cycle starts it when due and takes the answer when there is one.
 
-Every stage is a module of its own and pure as far as it can be. What may go wrong is a typed error, and each has its
-place here; a cycle always ends in a ``CycleRecord``. Nothing has to be undone after a failed cycle or a killed
-controller: the engine goes back to its boot setting when the lease ends.
+Failures are typed errors, all handled here; a cycle always ends in a ``CycleRecord``. A failed cycle or a killed
+controller leaves nothing to undo: the engine goes back to its boot setting when the lease expires.
 """
 
 from collections.abc import Callable
@@ -32,7 +31,7 @@ from rooftune.tuner.ports.base import Port, PortError
 
 
 class Controller:
-    """One controller of one engine. engine: its name for people; publish: hears of every record.
+    """Tunes one engine. engine: its name for people; publish: called with every record.
 
     after_stage: called at the end of each stage, so that tests can stop a controller anywhere.
     """
@@ -62,10 +61,10 @@ class Controller:
         self._actor = Actor(port, store, book, trials, learner, options)
 
     def cycle(self) -> CycleRecord:
-        """One cycle. Raises nothing that comes from the engine, the child, the disk or the traffic."""
+        """Runs one cycle. Failures of engine, child, disk or traffic end in the record, not in an exception."""
         draft = self._begin()
         try:
-            # Without a number nothing can be written down, so nothing is decided either.
+            # Without a number nothing can be recorded, so nothing is decided.
             draft.number = self._number = self._store.next_number()
             draft.numbered = True
             end = self._run(draft)
@@ -73,7 +72,7 @@ class Controller:
             end = self._failed(draft, fault_reason(error), error)
         except StoreError as error:
             end = self._failed(draft, Reason.STORE_FAILED, error)
-        except (RooftuneError, ValidationError) as error:  # rows or a state without sense: nothing is made of them
+        except (RooftuneError, ValidationError) as error:  # invalid rows or state
             end = self._failed(draft, Reason.GARBAGE, error)
         return self._end(draft, end)
 
@@ -93,16 +92,16 @@ class Controller:
         with draft.stage(Stage.PUSH):
             end = self._actor.act(view, found, decision, draft)
             if end.action is Action.PUSH:
-                self._planner.acted()
+                self._planner.pushed()
             return end
 
     def _failed(self, draft: Draft, reason: Reason, error: Exception) -> Decision:
-        """Nothing is made of such a cycle; what a person asked for is done all the same, if it can be."""
+        """Holds, but still tries a requested revert."""
         draft.note(str(error))
-        return self._actor.revert_asked(draft) or Decision(Action.HOLD, reason)
+        return self._actor.revert_requested(draft) or Decision(Action.HOLD, reason)
 
     def stop(self) -> str:
-        """End of the controller's work: what is ours in force is taken back at once. Returns what was done."""
+        """Takes our setting back at once; returns the result in words."""
         return self._actor.let_go()
 
     def _begin(self) -> Draft:
@@ -119,7 +118,7 @@ class Controller:
             if draft.numbered:
                 self._store.put(record)
         except StoreError as error:
-            draft.note(f"not written down: {one_line(str(error))}")
+            draft.note(f"not recorded: {one_line(str(error))}")
             record = draft.record(end)
         self._publish(record)
         return record

@@ -1,13 +1,13 @@
-"""Two windows of live traffic, before and after a push, compared like with like. Pure.
+"""Compares live traffic before and after a push, like with like. Pure.
 
-Selection: all windows are of one length, and in each a request counts when it arrived and ended inside. So all cut off
-the same kind of request at their ends.
-Matched: arrivals per second differ by no more than RATE_RATIO beyond counting noise, and the shares of the prompt
-length classes (a factor of four each) overlap by at least OVERLAP. Within that, the classes are weighted alike on
-both sides, so that a few more documents after the push are not taken for a loss.
-Starved requests never reach the records while they wait. Of those that wait at a window's end, whoever must have
-waited longer than the TTFT target allows (without one: than half of ``verify_s``) counts as missed.
-The interval is a bootstrap over stretches of neighbouring requests, which share their fate.
+Selection: all windows have one length and count the requests that arrived and ended inside, so all of them cut off the
+same kind of request.
+Matched: arrivals per second differ by at most RATE_RATIO beyond counting noise, and the shares of the prompt length
+classes (a factor of four each) overlap by at least OVERLAP. Both sides then weight the classes alike, so that a few
+more documents after the push do not look like a loss.
+Starved requests leave no record while they wait. Those at a window's end that must have waited longer than the TTFT
+target (without one: half of ``verify_s``) count as missed.
+The interval is a bootstrap over blocks of neighbouring requests, which share their fate.
 """
 
 import math
@@ -21,15 +21,15 @@ RATE_RATIO = 1.3
 OVERLAP = 0.7
 BLOCKS = 24
 DRAWS = 400
-# A verdict is looked for in every cycle, so one look must be wrong very rarely: 99 % of a normal distribution.
+# Every cycle looks for a verdict, so a single look must rarely be wrong: 99 % of a normal distribution.
 LOOK_Z = 2.58
 
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """One window. good: 0 or 1 a judged request, by arrival; prompt_tokens likewise, shape (n,). span_s: its length.
+    """One window. good: 0 or 1 per judged request, by arrival; prompt_tokens likewise, shape (n,). span_s: its length.
 
-    arrived: requests that arrived in it, ended or not. overdue: requests waiting at its end that must have missed.
+    arrived: requests that arrived in it, ended or not. overdue: waiting at its end and sure to miss their target.
     """
 
     good: FloatArray
@@ -43,13 +43,13 @@ class Side:
 
     @property
     def served_share(self) -> float:
-        """Of those that ended or are overdue, the share that ended."""
+        """Ended requests over ended and overdue ones."""
         return len(self) / (len(self) + self.overdue) if len(self) else 0.0
 
 
 @dataclass(frozen=True)
 class Matched:
-    """gain: attainment after minus before, NaN when nothing can be compared; half_width of its interval.
+    """gain: attainment after minus before, NaN without a comparison; half_width: of its interval.
 
     before, after: attainment on the common mix. rate_ratio: arrivals per second, after over before. overlap: 0..1.
     """
@@ -64,24 +64,24 @@ class Matched:
 
 
 def overdue(waiting: float, rate_rps: float, ttft_bound_s: float) -> float:
-    """Waiting requests that must have waited longer than the bound: more than arrive within it. No bound: none."""
+    """Waiting requests beyond those that arrive within the bound: they waited longer. 0 without a finite bound."""
     if not (math.isfinite(ttft_bound_s) and math.isfinite(rate_rps)):
         return 0.0
     return max(0.0, waiting - rate_rps * ttft_bound_s)
 
 
 def classes(prompt_tokens: IntArray) -> IntArray:
-    """Prompt length class, one for every factor of four, shape (n,)."""
+    """Prompt length classes, one per factor of four, shape (n,)."""
     return np.floor(np.log2(np.maximum(prompt_tokens, 1)) / 2.0 + 1e-9).astype(np.int64)
 
 
 def compare(before: Side, after: Side, seed: int = 0) -> Matched:
-    """The difference in attainment and whether the windows may be compared at all."""
+    """The difference in attainment, and whether the windows match."""
     rate_ratio = _rate_ratio(before, after)
     if not len(before):
         return Matched(math.nan, math.nan, False, math.nan, math.nan, rate_ratio, 0.0)
     if not len(after):
-        # Nobody ended after the push. Somebody overdue is an answer all the same; an empty window is none.
+        # No request ended after the push: an empty window shows nothing, overdue requests show a loss.
         was = float(before.good.mean()) * before.served_share
         if after.overdue <= 0.0:
             return Matched(math.nan, math.nan, False, was, math.nan, rate_ratio, 0.0)
@@ -101,7 +101,7 @@ def compare(before: Side, after: Side, seed: int = 0) -> Matched:
     generator = np.random.default_rng(seed)
     drawn_before = first.drawn(generator) @ weight * before.served_share
     drawn_after = second.drawn(generator) @ weight * after.served_share
-    # One request more or less in either window proves nothing.
+    # A single request in either window proves nothing.
     least = 1.0 / len(before) + 1.0 / len(after)
     half = max(LOOK_Z * float((drawn_after - drawn_before).std()), least)
     return Matched(now - was, half, _alike(before, after, rate_ratio, overlap), was, now, rate_ratio, overlap)
@@ -121,14 +121,14 @@ def _same_rate(before: Side, after: Side, rate_ratio: float) -> bool:
 
 
 def _alike(before: Side, after: Side, rate_ratio: float, overlap: float) -> bool:
-    # A mix cut from few requests overlaps less by chance alone.
+    # With few requests the mixes overlap less by chance alone.
     chance = 1.0 / math.sqrt(len(before)) + 1.0 / math.sqrt(len(after))
     return _same_rate(before, after, rate_ratio) and overlap >= OVERLAP - 0.5 * chance
 
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """Good requests and all requests by block (rows) and class (columns)."""
+    """Counts of good and of all requests, shape (blocks, classes)."""
 
     good_blocks: FloatArray
     count_blocks: FloatArray

@@ -1,4 +1,4 @@
-"""Observe: one reading and the window it joins, as everything that the rest of a cycle looks at. Pure."""
+"""Observe: one reading and its window, as the rest of the cycle sees them. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -23,18 +23,18 @@ from rooftune.tuner.observe.protocol import Reading
 from rooftune.tuner.observe.rows import ABORTED, RequestRows
 from rooftune.tuner.observe.window import Window
 
-# Beyond this share of aborted requests (and so many of them) a window says more of its callers than of the engine.
+# An abort storm: beyond this share and number of aborts a window says more about its clients than about the engine.
 STORM_SHARE, STORM_LEAST = 0.25, 10
-# From here on a pool of a size that nobody knows may hold requests back: a twin without its size would not.
+# From here on a KV pool of unknown size may hold requests back, which the twin would not show.
 POOL_TIGHT = 0.9
-# How the hook names its engine, and how a note of its begins when it has switched itself off.
+# The hook's engine name, and the start of its note after it has switched itself off.
 VLLM, HOOK_OFF = "vllm", "hook off"
 
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What one cycle looks at. window: with this reading's rows. since_s: since when the setting has been in force,
-    on the engine's clock, as far as known. slo: targets as this engine's records can show them."""
+    """The facts of one cycle. window: with this reading's rows. since_s: when the setting came into force, on the
+    engine's clock, -inf if unknown. slo: targets as this engine's records can show them."""
 
     reading: Reading
     window: Window
@@ -50,7 +50,6 @@ class Seen:
 
     @property
     def now_s(self) -> float:
-        """On the engine's clock."""
         return self.reading.now_s
 
     @cached_property
@@ -67,17 +66,17 @@ class Seen:
 
     @property
     def from_s(self) -> float:
-        """Start of the stretch in which this setting can be judged: no longer than a window."""
+        """Start of the time in which this setting can be judged, at most a window ago."""
         return max(self.since_s, self.window.complete_from_s, self.now_s - self.window_s)
 
     @cached_property
     def requests(self) -> RequestRows:
-        """Requests, however they ended, that arrived and ended while this setting was in force, by arrival."""
+        """Requests that arrived and ended under this setting, aborted and failed ones included, by arrival."""
         return self.window.requests_since(self.from_s)
 
     @cached_property
     def span_s(self) -> float:
-        """Seconds that ``requests`` cover; before the first row that was ever read nothing is known."""
+        """Seconds that ``requests`` cover, from the first row on."""
         from_s = self.from_s
         if math.isinf(self.window.complete_from_s) and math.isinf(self.since_s) and len(self.requests):
             from_s = max(from_s, float(self.requests.arrival_s[0]))
@@ -85,29 +84,28 @@ class Seen:
 
     @cached_property
     def demand(self) -> RequestRows:
-        """Finished requests of the same stretch, complete as far as can be known: what a twin may replay."""
+        """Finished requests of the same time that a twin may replay; see ``Window.demand``."""
         return self.window.demand(self.from_s)
 
     @cached_property
     def traffic(self) -> Traffic | None:
-        """What the requests are like; None when there are too few to say."""
         return traffic_of(self.requests, self.span_s)
 
     @cached_property
     def overdue(self) -> float:
-        """Requests that wait now and must have waited longer than ``wait_bound_s``: missed, though not ended."""
+        """Waiting requests that must have waited longer than ``wait_bound_s``: missed, though not ended."""
         rate_rps = len(self.requests) / self.span_s if self.span_s > 0.0 else math.nan
         return overdue(waiting_at(self.window, self.now_s), rate_rps, wait_bound_s(self.slo, self.verify_s))
 
     @cached_property
     def ceiling_tokens(self) -> int | None:
-        """The budget that the steps under this setting show to be in force, when it is not the one that is set."""
+        """The budget that the steps show, when it differs from the set one."""
         steps = self.window.steps.select(self.window.steps.start_s >= self.from_s)
         return observed_ceiling_tokens(steps, self.state)
 
     @cached_property
     def hidden_pool_fills(self) -> bool:
-        """Whether the engine keeps its KV pool's size to itself while its steps show that the pool limits them."""
+        """Whether the KV pool limits the steps while the engine hides its size."""
         if self.state.envelope.kv_blocks:
             return False
         steps = self.window.steps.select(self.window.steps.start_s >= self.from_s)
@@ -119,19 +117,19 @@ class Seen:
 
     @cached_property
     def observed(self) -> Observed:
-        """What operator's thresholds are held against: since the setting came, at most ``verify_s`` back."""
+        """Quantities for operator thresholds, under this setting and at most ``verify_s`` back."""
         return observed(self.window, max(self.since_s, self.now_s - self.verify_s), self.now_s)
 
     @cached_property
     def errors_rising(self) -> bool:
-        """Failed requests in the latest ``verify_s`` against those before."""
+        """Compares failed requests in the latest ``verify_s`` with those before."""
         ended = self.window.requests.select(self.window.requests.ended != ABORTED)
         late = ended.finish_s > self.now_s - self.verify_s
         return rising(ended.ended[late], ended.ended[~late])
 
     @property
     def kv_used(self) -> float:
-        """Of the latest step; NaN without one."""
+        """KV use of the latest step, 0..1; NaN without one."""
         return float(self.reading.steps.kv_used[-1]) if len(self.reading.steps) else math.nan
 
     @property
@@ -140,28 +138,28 @@ class Seen:
 
 
 def ttft_bound_s(slo: Slo) -> float:
-    """The mildest bound on a wait for a first token that holds for everybody; +inf without one."""
+    """The mildest bound on the wait for a first token; +inf when the base targets have none."""
     bounds = [target.bound_s for target, _ in slo.all_targets() if target.metric in ("ttft", "queue")]
     base = [target for target in slo.targets if target.metric in ("ttft", "queue")]
     return max(bounds) if base else math.inf
 
 
 def wait_bound_s(slo: Slo, verify_s: float) -> float:
-    """How long a request may wait for its first token before it counts as missed though it has not ended. Where no
-    target says so, half of the time in which a push is judged: gaps alone look well where nobody is let in."""
+    """Longest wait for a first token before a running request counts as missed. Without a target half of ``verify_s``:
+    gaps alone look good while no request is admitted."""
     bound_s = ttft_bound_s(slo)
     return bound_s if math.isfinite(bound_s) else verify_s / 2.0
 
 
 def storming(window: Window, start_s: float) -> bool:
-    """Whether so many of those that arrived from then on hung up that the others say little of the engine."""
+    """Whether an abort storm runs among the requests that arrived from ``start_s`` on."""
     rows = window.requests_since(start_s)
     aborted = int((rows.ended == ABORTED).sum())
     return aborted >= STORM_LEAST and aborted > STORM_SHARE * len(rows)
 
 
 def setting_in_force(state: wire.State) -> Setting:
-    """What the engine runs under, see ``canonical``. Raises InputError without a token budget, or below 0."""
+    """The engine's setting, made ``canonical``. Raises InputError without a token budget or for a negative value."""
     setting = state.setting()
     if min(setting) < 0:
         name, value = min(setting._asdict().items(), key=lambda pair: pair[1])
@@ -170,13 +168,12 @@ def setting_in_force(state: wire.State) -> Setting:
 
 
 def boot_of(state: wire.State) -> Setting:
-    """The setting of the engine's start; knobs that are absent keep their defaults."""
+    """The engine's boot setting; absent knobs keep their defaults."""
     values: dict[str, int | float] = {knob.name: knob.boot for knob in state.knobs if knob.boot is not None}
     return canonical(state.setting()._replace(**values))  # type: ignore[arg-type]  # as in wire.State.setting
 
 
 def envelope_of(state: wire.State) -> Envelope:
-    """The bounds that the engine states."""
     return Envelope(
         tuple(
             KnobBound(knob.name, knob.min, knob.max, Mode(knob.mode))
@@ -187,17 +184,17 @@ def envelope_of(state: wire.State) -> Envelope:
 
 
 def keeps_decodes_moving(state: wire.State) -> bool:
-    """Whether the engine's steps follow the rule that no prefill starves the decodes behind it.
+    """Whether the engine follows the rule that no prefill starves the decodes behind it.
 
-    The hook leaves vLLM exactly as it is until something is pushed, and again after a fault of its own. So before the
-    first push, a renewal or claim of the lease among them, a twin predicts a change without what the rule adds to it.
+    The hook leaves vLLM unchanged until the first push (a claim of the lease counts), and again after a fault of its
+    own. Until then the twin predicts without the rule.
     """
     off = any(note.startswith(HOOK_OFF) for note in state.notes)
     return state.engine != VLLM or (state.revision > 0 and not off)
 
 
 def in_flight(window: Window, at_s: float) -> int:
-    """Requests running and waiting at an instant, from the step that covers it; 0 between steps that do not join."""
+    """Requests running and waiting at an instant, from the step that covers it; 0 when no step does."""
     if at_s >= window.now_s:
         return window.in_system
     index = int(np.searchsorted(window.steps.start_s, at_s, side="right")) - 1
@@ -207,7 +204,7 @@ def in_flight(window: Window, at_s: float) -> int:
 
 
 def waiting_at(window: Window, at_s: float) -> int:
-    """Requests waiting at an instant, as ``in_flight``; at the end of the rows what the newest step left."""
+    """Requests waiting at an instant, as ``in_flight``; at the end of the rows those after the newest step."""
     if not len(window.steps) or (window.in_system == 0 and at_s >= window.now_s):
         return 0
     index = int(np.searchsorted(window.steps.start_s, at_s, side="right")) - 1
@@ -217,16 +214,16 @@ def waiting_at(window: Window, at_s: float) -> int:
 
 
 class Holder(StrEnum):
-    NONE = "nobody"
+    NONE = "none"
     OURS = "ours"
     OTHER = "other"
 
 
 @dataclass(frozen=True)
 class Standing:
-    """trial: the push whose verdict is due and whose setting is in force; kept: ours, found good, in force.
+    """Who holds the lease, and for what. trial: in force, its verdict due; kept: our good setting in force.
 
-    foreign: our lease holds a setting that the memory does not know. dropped: a trial that is over without a verdict.
+    foreign: our lease holds a setting that the memory does not know. dropped: a trial that ended without a verdict.
     """
 
     holder: Holder
@@ -237,12 +234,12 @@ class Standing:
 
     @property
     def ours_in_force(self) -> bool:
-        """Whether what is in force was pushed by us and is not the boot setting."""
+        """Whether we pushed the setting in force and it is not the boot setting."""
         return self.trial is not None or self.kept is not None or self.foreign
 
 
-def stand(state: wire.State, actor: str, memory: Memory) -> Standing:
-    """What the engine says of what the memory holds."""
+def standing_of(state: wire.State, actor: str, memory: Memory) -> Standing:
+    """Compares the engine's state with the memory."""
     setting, trial = setting_in_force(state), memory.trial
     if state.lease is None or state.lease.actor != actor:
         holder = Holder.NONE if state.lease is None else Holder.OTHER
@@ -256,9 +253,9 @@ def stand(state: wire.State, actor: str, memory: Memory) -> Standing:
 
 
 def beyond(setting: Setting, boot: Setting, bounds: Mapping[str, tuple[float, float]]) -> list[str]:
-    """Knobs that were moved although the operator does not let them be, or further than his bounds.
+    """Knobs moved without the operator's permission or beyond the operator's bounds.
 
-    What lies between the boot setting and the bounds is on the way to them. A chunk cap of 0 is none.
+    Values between the boot setting and the bounds are allowed. A chunk cap of 0 is none.
     """
     wrong = []
     for name, old, new in zip(Setting._fields, boot, setting, strict=True):

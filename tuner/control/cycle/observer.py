@@ -1,4 +1,4 @@
-"""What a cycle starts from: the engine's reading, where we stand, operator requests, and why nothing may be judged."""
+"""The start of a cycle: the engine's reading, our standing, operator requests, and reasons not to judge."""
 
 import math
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from rooftune.tuner.control import options as schedule
 from rooftune.tuner.control.cycle.book import Book
 from rooftune.tuner.control.cycle.draft import Draft
 from rooftune.tuner.control.cycle.fit import Learner
-from rooftune.tuner.control.cycle.observe import Holder, Seen, Standing, beyond, boot_of, setting_in_force, stand
+from rooftune.tuner.control.cycle.observe import Holder, Seen, Standing, beyond, boot_of, setting_in_force, standing_of
 from rooftune.tuner.control.cycle.trials import Trials
 from rooftune.tuner.control.cycle.verify import MOST_BEFORE, Checked
 from rooftune.tuner.control.figures import figures, judgeable
@@ -29,7 +29,7 @@ from rooftune.tuner.observe.protocol import Reading
 from rooftune.tuner.observe.rows import StepRows
 from rooftune.tuner.observe.window import Window
 
-# Shadow time counts only while the controller looks: at most so many cycles for one.
+# Shadow time counts only while the controller observes: at most this many cycles between two readings.
 LOOKING_CYCLES = 3.0
 LATEST_WALL_S = 9e10
 
@@ -44,7 +44,7 @@ class Reader(Protocol):
 class CycleView:
     """One cycle's view. day: the date in the operator's zone. since_push_s: +inf when we never moved this engine.
 
-    freeze: why no setting can be judged now. checked: the verdict on the push in force, when there is one.
+    freeze: why no setting can be judged now. checked: the verdict on the trial in force, if there is one.
     """
 
     seen: Seen
@@ -65,7 +65,7 @@ class CycleView:
 
 
 class Observer:
-    """Reads the engine; remembers the window and since when its setting has been in force."""
+    """Reads the engine; keeps the window and when its setting came into force."""
 
     def __init__(
         self,
@@ -89,13 +89,13 @@ class Observer:
         self._alarm: tuple[str, float] = ("", -math.inf)
 
     def look(self, draft: Draft) -> CycleView:
-        """Raises PortError, StoreError, and InputError for rows that make no sense; those are forgotten."""
+        """Reads and judges the state. Raises PortError, StoreError, and InputError for invalid rows, which it drops."""
         reading = self._reader.read()
         self._window = self._window.add(reading)
         try:
             return self._look(reading, draft)
         except InputError:
-            # What was read until now is gone: a request that arrived before has lost those that came with it.
+            # Start a new window: requests that arrived before have lost their neighbours.
             now_s = reading.now_s
             self._window = replace(
                 self._window.fresh(), boot_id=reading.boot_id, now_s=now_s, complete_from_s=now_s, steps_from_s=now_s
@@ -104,11 +104,11 @@ class Observer:
 
     def _look(self, reading: Reading, draft: Draft) -> CycleView:
         state = reading.state
-        # A wall clock that is off names another day; a cycle does not end over it.
+        # A wrong wall clock gives a wrong day, but does not end the cycle.
         now_s, wall_s = self._clock.now_s(), min(max(self._clock.wall_s(), 0.0), LATEST_WALL_S)
         day = schedule.day(wall_s, self._options.zone)
         standing = self._standing(reading, day, wall_s, draft)
-        self._book.about(state.model)
+        self._book.serve_model(state.model)
         self._since_s = self._since(reading, standing)
         self._learn(reading)
         seen = self._seen(reading)
@@ -151,24 +151,24 @@ class Observer:
         )
 
     def _standing(self, reading: Reading, day: str, wall_s: float, draft: Draft) -> Standing:
-        standing = stand(reading.state, self._actor, self._book.memory)
+        standing = standing_of(reading.state, self._actor, self._book.memory)
         wrong = beyond(setting_in_force(reading.state), boot_of(reading.state), self._options.bounds)
-        if wrong and standing.ours_in_force:  # of an earlier run, under another configuration
-            draft.note(f"outside of what may be moved now: {', '.join(wrong)}")
+        if wrong and standing.ours_in_force:  # pushed by an earlier run under another configuration
+            draft.note(f"outside the configured bounds: {', '.join(wrong)}")
             standing = replace(standing, trial=None, kept=None, foreign=True, dropped=standing.trial)
         if not self._options.live:
-            # Shadow acts on nothing, so nothing is its own: a lease that an earlier run left ends by itself.
+            # Shadow mode owns nothing: a lease that an earlier run left expires.
             standing = replace(standing, trial=None, kept=None, foreign=False, dropped=self._book.memory.trial)
         if standing.dropped is not None:
             verdict = self._trials.gone(standing.dropped, reading, day, wall_s)
-            said = "no verdict" if verdict is None else f"it was {verdict.value}"
-            draft.note(f"the push of cycle {standing.dropped.push_cycle} is no longer in force; {said}")
+            words = "no verdict" if verdict is None else f"it was {verdict.value}"
+            draft.note(f"the push of cycle {standing.dropped.push_cycle} is no longer in force; {words}")
         if standing.kept is None and standing.trial is None and self._book.memory.kept is not None:
             self._book.change(kept=None)
         return standing
 
     def _since(self, reading: Reading, standing: Standing) -> float:
-        """Since when the setting that is in force now has been so, on the engine's clock."""
+        """When the current setting came into force, on the engine's clock."""
         state, before = reading.state, self._before
         setting = setting_in_force(state)
         same = before is not None and before.state.boot_id == state.boot_id and before.setting == setting
@@ -179,15 +179,15 @@ class Observer:
         moved = self._book.memory.moved
         if before is None and standing.holder is Holder.OURS and moved is not None and moved.boot_id == state.boot_id:
             return moved.at_s
-        # Revision 0 is the start of the engine: nothing was ever pushed.
+        # Revision 0: nothing was ever pushed.
         return self._window.in_force_from(state.revision) if state.revision > 0 else -math.inf
 
     def _left(self, before: wire.State, state: wire.State, standing: Standing) -> bool:
-        """Whether another setting may have been in force between two readings that show the same one: a push of ours
-        that ended while nobody could look, or somebody else's. Every change of setting or lease makes a revision.
+        """Whether another setting, ours or not, may have been in force between two readings that show the same one.
 
-        After a push it takes one to come and one to go; otherwise our renewal and the end of its lease are two that
-        leave the setting where it is. Whoever else holds the lease all the time is taken to renew it.
+        Every change of setting or lease makes a revision. A push and its end make two; without a push, a renewal and
+        the end of its lease make two that leave the setting alone. Another actor that holds the lease in both readings
+        is taken to have renewed it.
         """
         held, holds = before.lease, state.lease
         if held is not None and holds is not None and held.actor == holds.actor != self._actor:
@@ -195,7 +195,7 @@ class Observer:
         return state.revision - before.revision > (2 if standing.dropped is None else 1)
 
     def _learn(self, reading: Reading) -> None:
-        # By name and not by ``restarted``: a reading that made no sense may have used that up.
+        # Compares boot ids: an invalid reading may have used up ``restarted``.
         if self._learnt_from not in ("", reading.boot_id):
             self._learner.restart()
         self._learnt_from = reading.boot_id
@@ -219,8 +219,7 @@ class Observer:
         )
 
     def _freeze(self, seen: Seen, idle: bool) -> Reason | None:
-        """Why nothing can be judged. An alarm stands for a whole window: the rows that raised it come and go by chance,
-        and what it tells of does not mend itself within one."""
+        """Why nothing can be judged. An alarm lasts a window: its rows come and go by chance, its cause does not."""
         found = freeze_of(seen.signals, seen.abort_storm, idle)
         if found is Reason.FROZEN_BY_SIGNAL:
             self._alarm = (seen.state.boot_id, seen.now_s + self._options.window_s)
@@ -241,13 +240,10 @@ class Observer:
 
 
 def _by_setting(steps: StepRows, since_s: float) -> StepRows:
-    """The steps with one revision for all under the setting in force, and another for those before.
-
-    Every renewal of a lease makes a new revision; whoever asks whether the setting changed means this.
-    """
+    """The steps with revision 1 under the setting in force and 0 before: renewals of a lease change the engine's."""
     return replace(steps, revision=(steps.start_s >= since_s).astype(np.int64))
 
 
 def actor_of(store: Store) -> str:
-    """Who pushes, in every lease."""
+    """The actor in every lease of this controller."""
     return f"rooftune/{store.instance}"

@@ -1,11 +1,11 @@
-"""From what was seen to a proposal: refit when it is worth it, search when it is due, and otherwise say why not."""
+"""Plan: refits and searches when due, and gives the proposal or the reason why there is none."""
 
 from rooftune.policies.guard import Reason
 from rooftune.tuner.clock import Clock
 from rooftune.tuner.control.cycle.book import Book
 from rooftune.tuner.control.cycle.draft import Draft
 from rooftune.tuner.control.cycle.fit import Learner
-from rooftune.tuner.control.cycle.learned import still_told, without_effect
+from rooftune.tuner.control.cycle.learned import still_valid, without_effect
 from rooftune.tuner.control.cycle.observe import Holder
 from rooftune.tuner.control.cycle.observer import CycleView
 from rooftune.tuner.control.cycle.propose import Found, SearchDesk, make_job, remembered, searched
@@ -16,7 +16,7 @@ from rooftune.tuner.control.ports import Searcher
 from rooftune.tuner.control.signals.codes import Signal
 from rooftune.tuner.model.roofline import FitRefused
 
-# What has ended may look well while others never get that far.
+# With one of these signals ended requests may look good while others starve.
 UNHEALTHY = frozenset(
     {
         Signal.LONG_PREFILL_BLOCKS.value, Signal.QUEUE_GROWING.value, Signal.PARTIAL_PREFILLS_GROWING.value,
@@ -26,23 +26,23 @@ UNHEALTHY = frozenset(
 
 
 class Planner:
-    """Keeps the search and what stands between cycles."""
+    """Keeps the search and its proposal between cycles."""
 
     def __init__(self, searcher: Searcher, book: Book, learner: Learner, options: LoopOptions, clock: Clock) -> None:
         self._desk = SearchDesk(searcher, options)
         self._book, self._learner, self._options, self._clock = book, learner, options, clock
         self._refused = self._boot_id = ""
-        self._came: Found | None = None
+        self._answered: Found | None = None
 
     def fit(self, view: CycleView, draft: Draft) -> None:
-        """A refit, when there is no model, when it drifted, or when there are that many more steps than at the last."""
-        # By name and not by ``restarted``, which a cycle that ended before this stage would have used up.
+        """Refits without a model, after drift, or with enough new steps."""
+        # Compares boot ids: a cycle that failed before this stage would have used up ``restarted``.
         boot_id = view.seen.state.boot_id
         if boot_id != self._boot_id and self._boot_id:
             self._desk.forget()
         self._boot_id = boot_id
         if view.standing.trial is not None:
-            self.acted()  # in an earlier cycle, whose answer may have been lost
+            self.pushed()  # an earlier cycle pushed it; its answer may have been lost
         learner = self._learner
         if not learner.enough or not learner.due:
             return
@@ -50,26 +50,26 @@ class Planner:
         try:
             learner.fit()
             self._refused = ""
-            if drifted:  # what failed, and what stands or is searched, is by the model that has just been replaced
+            if drifted:  # failed predictions, proposal and search came from the replaced model
                 self._book.change(trust=Trust())
                 self._desk.forget()
         except FitRefused as error:
             self._refused = one_line(f"{error.code.value}: {error}")
         draft.put(fit=learner.part())
 
-    def acted(self) -> None:
-        """The proposal was pushed: whatever ends that push, it takes another answer to push again."""
-        self._desk.standing = None
+    def pushed(self) -> None:
+        """The proposal was pushed: the next push needs a new answer."""
+        self._desk.proposal = None
 
     def harvest(self, view: CycleView, draft: Draft) -> None:
-        """The child's answer, when it is there: how good the twin is, and what it proposes."""
-        self._came = self._desk.harvest(view.seen, still_told(self._book.memory.tried, view.wall_s))
-        if self._came is not None:
-            draft.put(twin=self._came.twin, proposal=self._came.part)
-            draft.note(self._came.detail)
+        """Takes the child's answer, if there is one."""
+        self._answered = self._desk.harvest(view.seen, still_valid(self._book.memory.tried, view.wall_s))
+        if self._answered is not None:
+            draft.put(twin=self._answered.twin, proposal=self._answered.part)
+            draft.note(self._answered.detail)
 
     def propose(self, view: CycleView, draft: Draft) -> Found:
-        """The proposal that stands, or why there is none; asks the child for the next one."""
+        """The current proposal, or why there is none; starts a search when due."""
         why = self._no_search(view)
         if why is not None:
             if why is Reason.TOO_LITTLE_DATA and not self._judgeable(view):
@@ -83,37 +83,37 @@ class Planner:
             draft.note(self._refused)
             return Found(None, Reason.FIT_REFUSED if self._refused else Reason.TOO_LITTLE_DATA)
         if self._desk.due(view.seen, self._clock.now_s()):
-            draft.note(self._ask(view, draft.number))
-        found = self._came or self._desk.current(view.seen)
+            draft.note(self._search(view, draft.number))
+        found = self._answered or self._desk.current(view.seen)
         if found.proposal is None and found.why is Reason.SEARCHING:
             known = remembered(view.seen, self._book.memory.tried, self._bounds(view)[0])
             if known is not None:
-                draft.note("this setting was found better under traffic like this before")
+                draft.note("an earlier trial found this setting better under like traffic")
                 return Found(known, found.why)
         return found
 
     def _bounds(self, view: CycleView) -> tuple[Bounds, frozenset[str]]:
-        """Where to search, and the knobs left out because they showed no effect."""
+        """Bounds of the search, and the knobs left out for lack of effect."""
         seen, memory = view.seen, self._book.memory
         silent = without_effect(memory.tried, seen.traffic) & frozenset(self._options.bounds)
         return searched(seen, self._options.bounds, memory.trust, silent), silent
 
-    def _ask(self, view: CycleView, number: int) -> str:
+    def _search(self, view: CycleView, number: int) -> str:
         seen, fit, memory = view.seen, self._learner.accepted, self._book.memory
         assert fit is not None
         bounds, silent = self._bounds(view)
         if not bounds:
-            return "no knob of this engine may be moved: see its envelope and the bounds"
+            return "no knob of this engine may move: check its envelope and the configured bounds"
         job = make_job(seen, self._options, fit, bounds, memory.tried, number)
-        said = [self._desk.ask(job, seen, self._clock.now_s())]
+        notes = [self._desk.ask(job, seen, self._clock.now_s())]
         if silent:
-            said.append(f"no effect seen of {', '.join(sorted(silent))}: not searched")
+            notes.append(f"no effect seen of {', '.join(sorted(silent))}: not searched")
         if seen.ceiling_tokens is not None:
-            said.append(f"the set budget is not in force, steps show {seen.ceiling_tokens} tokens")
-        return "; ".join(text for text in said if text)
+            notes.append(f"the set budget is not in force, steps show {seen.ceiling_tokens} tokens")
+        return "; ".join(note for note in notes if note)
 
     def _no_search(self, view: CycleView) -> Reason | None:
-        """Why no proposal is looked for in this cycle; None: one may be."""
+        """Why this cycle looks for no proposal; None: it may."""
         seen, standing = view.seen, view.standing
         if seen.reading.restarted:
             return Reason.ENGINE_RESTARTED
@@ -130,12 +130,12 @@ class Planner:
         return Reason.NO_TARGETS_MISSED if self._healthy(view) else None
 
     def _judgeable(self, view: CycleView) -> bool:
-        """Whether the window after a push would see enough requests for a verdict; a proposal alone needs none."""
+        """Whether a push would see enough requests for a verdict; shadow mode needs none."""
         traffic, options = view.seen.traffic, self._options
         return not options.live or traffic is None or traffic.rate_rps * options.verify_s >= options.min_requests
 
     def _healthy(self, view: CycleView) -> bool:
-        """Whether everybody is served within the targets, those who still wait among them."""
+        """Whether nearly all requests, the waiting ones included, meet the targets."""
         share, ended = view.figures.attainment, view.figures.requests
         if share is None or any(part.code in UNHEALTHY for part in view.seen.signals):
             return False

@@ -1,4 +1,4 @@
-"""Propose: when to search, the job for the child, and what its answer is worth now."""
+"""Propose: when to search, the job for the child, and whether its answer still holds."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -25,18 +25,18 @@ from rooftune.tuner.model.intervals import model_draws
 from rooftune.tuner.search.lessons import LiveResult
 from rooftune.tuner.sim.engine import Engine
 
-# A searched window is bounded: the twin's time grows with it, and older requests say less.
+# The twin's time grows with the window, and older requests say less.
 MOST_REQUESTS = 4000
-# The engine does not tell its KV pool: the twin gets one that never fills, so that it invents no preemptions.
+# When the engine hides its KV pool's size, the twin's pool never fills, so that it invents no preemptions.
 UNKNOWN_KV_BLOCKS = 1 << 20
 DEFAULT_BLOCK_TOKENS = 16
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """An answer that may be acted on while ``base`` is in force and the traffic is like ``traffic``.
+    """A proposed setting; valid while ``base`` is in force and the traffic is like ``traffic``.
 
-    gain, error: in attainment, NaN when not known; error: the larger of the twin's own error and the noise.
+    gain, error: in attainment, NaN when unknown; error: the larger of twin error and noise.
     """
 
     setting: Setting
@@ -50,7 +50,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Found:
-    """What this stage brought: a proposal, or why there is none. twin, part: of an answer that came now."""
+    """A proposal, or why there is none. twin, part: from an answer that arrived in this cycle."""
 
     proposal: Proposal | None
     why: Reason
@@ -60,9 +60,9 @@ class Found:
 
 
 def effective(seen: Seen) -> Setting:
-    """What the window ran under: where the steps show a smaller budget than the one that is set, that one.
+    """The setting that the window ran under: with the smaller budget where the steps show one.
 
-    Never below a token for each request that may run, which is the least that a budget can be.
+    Never below ``max_running``, the least that a budget can be.
     """
     ceiling, setting = seen.ceiling_tokens, seen.setting
     if ceiling is None or ceiling >= setting.step_tokens:
@@ -71,9 +71,9 @@ def effective(seen: Seen) -> Setting:
 
 
 def searched(seen: Seen, operator: Mapping[str, tuple[float, float]], trust: Trust, silent: Iterable[str]) -> Bounds:
-    """Where to search, around what is in effect; a budget above the one that the steps show cannot be had.
+    """Bounds of the search around ``effective``, which caps the budget.
 
-    Never beyond the operator's bounds: where they begin above it, the budget is not searched.
+    When the operator's least budget lies above that cap, the budget is not searched.
     """
     ran = effective(seen)
     bounds = region(ran, seen.envelope, operator, trust, silent)
@@ -85,7 +85,7 @@ def searched(seen: Seen, operator: Mapping[str, tuple[float, float]], trust: Tru
 
 
 def draws_of(fit: FitPart, seed: int) -> tuple[StepModel, ...]:
-    """Other models that the intervals of a fit allow; the same in every cycle until there is another fit."""
+    """Other models within the fit's intervals; the same until the next fit."""
     known = {name: (low, high) for name, (low, high) in fit.intervals.items() if low is not None and high is not None}
     return model_draws(StepModel(**fit.coefficients), known, seed=seed)
 
@@ -93,10 +93,9 @@ def draws_of(fit: FitPart, seed: int) -> tuple[StepModel, ...]:
 def make_job(
     seen: Seen, options: LoopOptions, fit: FitPart, bounds: Bounds, tried: tuple[Tried, ...], number: int
 ) -> Job:
-    """The window of ``seen`` for the child.
+    """The child's job. bounds: see ``searched``. tried: live trials; the child gets those under like traffic.
 
-    fit: the accepted one; what leads under its model must also hold under others that its intervals allow. bounds: see
-    ``searched``. tried: live trials, of which the child gets those under like traffic.
+    The best setting under the accepted fit must also hold under other models within its intervals.
     """
     model = StepModel(**fit.coefficients)
     rows = seen.demand
@@ -125,7 +124,7 @@ def make_job(
 
 
 def _engine(seen: Seen) -> Engine:
-    """The twin's engine. The window says how much of each prompt was cached, so the pool need not know contents."""
+    """The twin's engine. The window tells each prompt's cached tokens, so the pool need not know contents."""
     envelope = seen.state.envelope
     boot = Boot(
         ceiling_tokens=max(envelope.ceiling_tokens, 1),
@@ -140,7 +139,7 @@ def _engine(seen: Seen) -> Engine:
 
 
 def live_results(tried: tuple[Tried, ...], traffic: Traffic | None) -> tuple[LiveResult, ...]:
-    """What ran live under traffic like this one, newest first; what other traffic taught is forgotten here."""
+    """Settings that ran live under like traffic, newest first."""
     return tuple(
         LiveResult(setting_of(one.setting), one.attainment, one.requests, one.predicted_attainment)
         for one in reversed(tried)
@@ -151,10 +150,10 @@ def live_results(tried: tuple[Tried, ...], traffic: Traffic | None) -> tuple[Liv
 def proposal_of(
     answer: SearchAnswer, base: Setting, traffic: Traffic | None, ran: Setting | None = None
 ) -> Proposal | None:
-    """What an answer proposes; None when it proposes nothing. Raises InputError for a setting that is none.
+    """The proposal of an answer; None without one. Raises InputError for an invalid setting.
 
-    ran: the setting in force by the job (``effective``; default: base); its budget left as it is means that
-    the one in force is not moved.
+    ran: the job's setting in force (``effective``; default: base). A proposal with its budget keeps the budget of
+    ``base``.
     """
     part = answer.proposal
     if part is None or part.verdict == "keep":
@@ -181,21 +180,21 @@ def proposal_of(
 
 
 def outside(setting: Setting, base: Setting, bounds: Bounds) -> list[str]:
-    """Knobs that differ from the base although they were not searched, or lie outside of their bounds."""
+    """Knobs that the proposal moves beyond the bounds, or without any."""
     wrong = []
     for name, old, new in zip(Setting._fields, base, setting, strict=True):
         if old == new or name in FOLLOWERS:
             continue
         low, high = bounds.get(name, (math.nan, math.nan))
-        # A chunk cap of 0 is none, which is where large caps lead.
+        # A chunk cap of 0 (none) is the limit of large caps.
         if not (low <= new <= high or (name == "chunk_cap_tokens" and new == 0 and name in bounds)):
             wrong.append(name)
     return wrong
 
 
 def remembered(seen: Seen, tried: tuple[Tried, ...], bounds: Bounds) -> Proposal | None:
-    """A setting that was found better than the one in force under traffic like this, so that nothing need be searched
-    before it is pushed. It is a trial like any other: what it gained then is what is predicted now."""
+    """A setting that beat the one in force under like traffic, to push without a search. Its trial is like any other;
+    the earlier gain is the prediction."""
     known = proven(seen.setting, tried, seen.traffic)
     if known is None or known.observed_gain is None or known.half_width is None:
         return None
@@ -210,44 +209,44 @@ def _differ(before: Traffic | None, now: Traffic | None) -> bool:
 
 
 class SearchDesk:
-    """The one search that may run, and the one proposal that may stand. now_s: on the controller's clock."""
+    """Holds at most one running search and one proposal. now_s: on the controller's clock."""
 
     def __init__(self, searcher: Searcher, options: LoopOptions) -> None:
         self._searcher, self._options = searcher, options
-        self._searched_s = -math.inf
-        self._base: Setting | None = None
-        self._job_base: Setting | None = None  # in force by the job: with the budget in effect
-        self._traffic: Traffic | None = None
-        self._bounds: Bounds = {}
+        self._job_s = -math.inf
+        self._job_base: Setting | None = None
+        self._ran_base: Setting | None = None  # see ``effective``
+        self._job_traffic: Traffic | None = None
+        self._job_bounds: Bounds = {}
         self._discard = False
-        self.standing: Proposal | None = None
+        self.proposal: Proposal | None = None
         self._why: Reason = Reason.SEARCHING
 
     def forget(self) -> None:
-        """The engine restarted or the setting moved: the job is about something else."""
+        """Drops job and proposal: the engine restarted or its model changed."""
         self._discard = self._searcher.busy
-        self._searched_s = -math.inf
-        self._base = None
-        self.standing = None
+        self._job_s = -math.inf
+        self._job_base = None
+        self.proposal = None
 
     def harvest(self, seen: Seen, tried: tuple[Tried, ...]) -> Found | None:
-        """The answer, when one came; None: none did."""
+        """Takes the child's answer; None without one."""
         try:
             answer = self._searcher.answer()
         except WorkerError as error:
-            self.standing, self._why = None, Reason.WORKER_FAILED
+            self.proposal, self._why = None, Reason.WORKER_FAILED
             return Found(None, self._why, detail=one_line(f"{error.fault.value}: {error}"))
         if answer is None:
             return None
-        if self._discard or self._base != seen.setting:
-            self._discard, self._searched_s = False, -math.inf
+        if self._discard or self._job_base != seen.setting:
+            self._discard, self._job_s = False, -math.inf
             return None
         return self._judge(answer, seen, tried)
 
     def _judge(self, answer: SearchAnswer, seen: Seen, tried: tuple[Tried, ...]) -> Found:
-        self.standing, detail = None, ""
+        self.proposal, detail = None, ""
         try:
-            found = proposal_of(answer, seen.setting, self._traffic, self._job_base)
+            found = proposal_of(answer, seen.setting, self._job_traffic, self._ran_base)
         except InputError as error:
             self._why = Reason.WORKER_FAILED
             return Found(None, self._why, answer.twin, None, one_line(str(error)))
@@ -255,47 +254,47 @@ class SearchDesk:
             self._why = Reason.TWIN_NOT_TRUSTED
         elif found is None:
             self._why = Reason.NULL_RESULT
-        elif wrong := outside(found.setting, seen.setting, self._bounds):
+        elif wrong := outside(found.setting, seen.setting, self._job_bounds):
             self._why = Reason.WORKER_FAILED
-            detail = f"the child proposes {', '.join(wrong)} outside of the job's bounds; dropped"
-        elif refuted(found.setting, tried, self._traffic):
+            detail = f"the child's {', '.join(wrong)} lies outside the searched bounds; dropped"
+        elif refuted(found.setting, tried, self._job_traffic):
             self._why = Reason.NULL_RESULT
-            detail = "the proposal was tried live under traffic like this and was not better"
+            detail = "a live trial of this proposal under like traffic was not better"
         elif _differ(found.traffic, seen.traffic):
             self._why = Reason.SEARCHING
-            detail = "the traffic has shifted while this was searched; dropped"
+            detail = "the traffic shifted during the search; dropped"
         else:
-            self.standing = found
-        return Found(self.standing, self._why, answer.twin, answer.proposal, detail)
+            self.proposal = found
+        return Found(self.proposal, self._why, answer.twin, answer.proposal, detail)
 
     def current(self, seen: Seen) -> Found:
-        """The proposal that stands, or why there is none; one that no longer fits is dropped."""
-        standing = self.standing
-        if standing is not None and (standing.base != seen.setting or _differ(standing.traffic, seen.traffic)):
-            standing = self.standing = None
+        """The proposal, or why there is none; drops one that no longer fits."""
+        proposal = self.proposal
+        if proposal is not None and (proposal.base != seen.setting or _differ(proposal.traffic, seen.traffic)):
+            proposal = self.proposal = None
             self._why = Reason.SEARCHING
-        return Found(standing, self._why)
+        return Found(proposal, self._why)
 
     def due(self, seen: Seen, now_s: float) -> bool:
-        """Whether a search would tell something new."""
+        """Whether a search could bring news."""
         if self._searcher.busy:
             return False
-        aged = now_s - self._searched_s >= self._options.search_every_s
-        return aged or self._base != seen.setting or _differ(self._traffic, seen.traffic)
+        aged = now_s - self._job_s >= self._options.search_every_s
+        return aged or self._job_base != seen.setting or _differ(self._job_traffic, seen.traffic)
 
     def ask(self, job: Job, seen: Seen, now_s: float) -> str:
-        """Start a search; returns why it could not be started, "" when it was."""
+        """Starts a search; returns why it failed to start, "" otherwise."""
         if self._searcher.busy:
             return ""
-        # Noted first: one that cannot be started is tried again when it is due, not in every cycle.
-        self._searched_s, self._base, self._traffic = now_s, seen.setting, seen.traffic
-        self._job_base, self._bounds, self._discard = job.base, job.bounds, False
+        # Noted first, so that a failed start is retried when due and not in every cycle.
+        self._job_s, self._job_base, self._job_traffic = now_s, seen.setting, seen.traffic
+        self._ran_base, self._job_bounds, self._discard = job.base, job.bounds, False
         try:
             self._searcher.ask(job)
         except WorkerError as error:
             self._why = Reason.WORKER_FAILED
             return one_line(f"{error.fault.value}: {error}")
-        if self.standing is None:
+        if self.proposal is None:
             self._why = Reason.SEARCHING
         return ""
 

@@ -1,4 +1,4 @@
-"""Push: what leaves for the engine, always under a lease, and what its answers mean for the cycle."""
+"""Push: requests to the engine, always under a lease, and what the answers mean for the cycle."""
 
 from dataclasses import dataclass
 
@@ -28,13 +28,13 @@ REFUSALS: dict[str, Reason] = {
 
 
 def fault_reason(error: PortError) -> Reason:
-    """What a failed request means for the cycle: any fault without a name of its own is "unreachable"."""
+    """The cycle's reason for a failed request; a fault not in FAULTS is "unreachable"."""
     return FAULTS.get(error.fault, Reason.UNREACHABLE)
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What became of a request. revision: in force afterwards; reason None: it was done; detail: for people."""
+    """Result of a request. revision: in force afterwards; reason: None on success; detail: for people."""
 
     revision: int | None
     reason: Reason | None
@@ -42,7 +42,7 @@ class Sent:
 
     @property
     def unknown(self) -> bool:
-        """Whether the engine may have done it all the same: it did not say no."""
+        """Whether the engine may have done it all the same: no refusal came."""
         return self.reason is not None and self.revision is None
 
 
@@ -56,10 +56,10 @@ def push_request(
     why: str,
     model: StepModel | None = None,
 ) -> wire.PushRequest:
-    """The push that turns ``before`` into ``after``; equal settings renew (or claim) the lease.
+    """The push from ``before`` to ``after``; equal settings renew or claim the lease.
 
-    model: constants for a budget policy that predicts step times. Raises InputError without them, and for a value
-    without a place in the protocol.
+    model: for a budget policy that predicts step times. Raises InputError without it, and for a value that the
+    protocol does not allow.
     """
     moved = changes(before, after)
     knobs = {
@@ -80,23 +80,23 @@ def push_request(
     try:
         return wire.PushRequest.model_validate(values)
     except ValidationError as error:
-        raise first_problem(error, "a push", "this setting has no place in the protocol") from None
+        raise first_problem(error, "a push", "the protocol does not allow this setting") from None
 
 
 def _policy(name: str, after: Setting, model: StepModel | None) -> dict[str, object]:
-    """A policy is sent as a whole: its kind and every number that it reads."""
+    """A policy's whole message: its kind and every number that it reads."""
     read = [knob for knob in KNOBS if knob.policy == name and knob.under and knob.acts(after)]
     values: dict[str, object] = {"kind": KNOB[name].choices[getattr(after, name)].kind}
     values |= {knob.part: getattr(after, knob.name) for knob in read}
     if values["kind"] != "step_time_target":
         return values
     if model is None:
-        raise InputError("step_time_target counts with a step model and none is known; wait for a fit")
+        raise InputError("step_time_target needs a step model and none is known; wait for a fit")
     return values | {"step_model": model._asdict()}
 
 
 def send(port: Port, request: wire.PushRequest | wire.RevertRequest | wire.ResumeRequest) -> Sent:
-    """Push, revert or resume. A fault says nothing about whether the engine did it: the next reading does."""
+    """Push, revert or resume. After a fault only the next reading shows whether the engine did it."""
     try:
         if isinstance(request, wire.PushRequest):
             answer = port.push(request)
@@ -107,11 +107,11 @@ def send(port: Port, request: wire.PushRequest | wire.RevertRequest | wire.Resum
     except PortError as error:
         return Sent(None, fault_reason(error), one_line(str(error)))
     if isinstance(answer, wire.Refusal):
-        said = "; ".join([answer.message, *(f"{b.knob} {b.value} ({b.broken})" for b in answer.breaches)])
-        return Sent(answer.revision, REFUSALS.get(answer.code, Reason.REFUSED), one_line(said))
+        message = "; ".join([answer.message, *(f"{b.knob} {b.value} ({b.broken})" for b in answer.breaches)])
+        return Sent(answer.revision, REFUSALS.get(answer.code, Reason.REFUSED), one_line(message))
     return Sent(answer.revision, None)
 
 
 def one_line(text: str) -> str:
-    """Text for a record: no line breaks, not too long."""
+    """Text for a record: one line, at most 1000 characters."""
     return " ".join(text.split())[:1000]

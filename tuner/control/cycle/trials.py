@@ -1,4 +1,4 @@
-"""Trials: where one begins, and the one place where it ends."""
+"""Begins and ends trials."""
 
 from rooftune.policies.verify import Verdict
 from rooftune.tuner.control.cycle.book import Book
@@ -9,10 +9,10 @@ from rooftune.tuner.observe.window import Window
 
 
 class Trials:
-    """Begins and ends trials in the book. day: in the operator's zone, to whose exploration budget a trial's cost goes.
+    """Keeps trials in the book. day: in the operator's zone; its exploration budget pays for a trial that ends.
 
-    A trial that goes back takes two calls, ``take_back`` before the request is sent and ``taken_back`` once the engine
-    did it: should the answer be lost, the next reading finds the trial ``gone``, and its verdict is still known.
+    A rollback takes two calls: ``take_back`` before the request and ``taken_back`` after the engine's answer. When the
+    answer is lost, the next reading finds the trial ``gone`` and its verdict is still known.
     """
 
     def __init__(self, book: Book) -> None:
@@ -22,24 +22,24 @@ class Trials:
         self._going_back: tuple[Trial, Checked | None, Verdict] | None = None
 
     def begin(self, trial: Trial, window: Window) -> None:
-        """Noted before the push is sent. window: the rows of the time before it, not kept over a restart."""
+        """Call before sending the push. window: the rows before it, which a restart loses."""
         self._moved_before = self._book.memory.moved
         self._book.change(trial=trial)
         self._book.moved(trial.boot_id, trial.began_s)
         self._before = (trial.push_cycle, window)
 
     def never_left(self) -> None:
-        """The push that ``begin`` noted was not sent, or the engine refused it: it cost nothing and moved nothing."""
+        """The push that ``begin`` noted was not sent or was refused: no cost, no change."""
         self._book.change(trial=None, moved=self._moved_before)
 
     def rows_before(self, trial: Trial, now: Window) -> Window:
-        """The rows as they stood at the push. Of a push by an earlier run: as far as the present window has them."""
+        """The rows at the push; for a push by an earlier run those in the current window."""
         if self._before is None or self._before[0] != trial.push_cycle:
             self._before = (trial.push_cycle, now)
         return self._before[1]
 
     def strides(self, trial: Trial, checked: Checked) -> Strides:
-        """The strides up to this trial, and with it as far as it was measured."""
+        """The strides up to this trial, with its own gain once that is measured."""
         kept = self._book.memory.kept
         strides = Strides(start=trial.before)
         if kept is not None and kept.boot_id == trial.boot_id and kept.setting == trial.before:
@@ -48,12 +48,12 @@ class Trials:
         return strides if found is None else strides.onward(found.gain, found.half_width)
 
     def keep(self, trial: Trial, checked: Checked, day: str, wall_s: float) -> None:
-        """The trial was found good: its setting stays."""
+        """Ends a good trial; its setting stays."""
         self._end(trial, checked, checked.judgement.verdict, day, wall_s)
 
     def take_back(self, trial: Trial | None, kept: Kept | None, checked: Checked | None, verdict: Verdict) -> None:
-        """Before the request is sent. kept: the setting that crossed a threshold of the operator's, where it was kept
-        after its trial; it is proven no more."""
+        """Call before sending the request. kept: a kept setting that crossed an operator's threshold and so counts as
+        worse from now on."""
         self._going_back = None if trial is None else (trial, checked, verdict)
         if trial is None and kept is not None:
             worse = {"verdict": Verdict.WORSE.value}
@@ -62,25 +62,25 @@ class Trials:
             self._book.change(tried=tuple(marked))
 
     def taken_back(self, reading: Reading, day: str, wall_s: float) -> None:
-        """The engine did what ``take_back`` announced."""
+        """The engine confirmed what ``take_back`` announced."""
         if self._going_back is None:
             return self.stopped(reading, day)
         self._end(*self._going_back, day, wall_s)
         self._book.moved(reading.boot_id, reading.now_s)
 
     def stopped(self, reading: Reading, day: str) -> None:
-        """Nothing of ours is in force any more and nothing was learnt: an operator's revert, or a kept setting's."""
+        """Our setting left force without a lesson: an operator's revert, or a kept setting's rollback."""
         self._book_cost(day)
         self._book.change(kept=None)
         self._book.moved(reading.boot_id, reading.now_s)
 
     def gone(self, trial: Trial, reading: Reading, day: str, wall_s: float) -> Verdict | None:
-        """A trial that is no longer in force; returns its verdict when it had one."""
+        """Ends a trial that is no longer in force; returns its verdict if it had one."""
         if self._going_back is None or self._going_back[0].push_cycle != trial.push_cycle:
             self._book_cost(day)
             return None
         verdict = self._going_back[2]
-        self.taken_back(reading, day, wall_s)  # our own revert arrived, and only its answer was lost
+        self.taken_back(reading, day, wall_s)  # our revert arrived; only its answer was lost
         return verdict
 
     def _book_cost(self, day: str) -> None:
@@ -89,7 +89,7 @@ class Trials:
         self._book.change(trial=None, account=account, running_slo_s=0.0)
 
     def _end(self, trial: Trial, checked: Checked | None, verdict: Verdict, day: str, wall_s: float) -> None:
-        """What was learnt of the setting and of the twin, and whether the setting stays."""
+        """Books the lessons about setting and twin, and whether the setting stays."""
         book = self._book
         trust = book.memory.trust
         judged = checked is not None and checked.matched is not None and checked.matched.matched
@@ -111,7 +111,7 @@ class Trials:
 
 
 def _tried(trial: Trial, checked: Checked | None, verdict: Verdict, wall_s: float) -> list[Tried]:
-    """The trial as later searches are told of it; nothing when nobody knows under which traffic it ran."""
+    """The trial for later searches; empty when its traffic is unknown."""
     if trial.traffic is None or (trial.stride and verdict is not Verdict.WORSE):
         return []
     found = checked.matched if checked is not None else None

@@ -1,8 +1,7 @@
-"""Verify: a push held against its prediction, on matched traffic. Pure.
+"""Verify: compares a push with its prediction, on matched traffic. Pure.
 
-The window after the push ends with the newest reading, is at most ``verify_s`` long and begins ``settle_s`` after the
-push; before it lie as many windows of the same length as are known. See ``matched`` for what is compared and when it
-counts.
+The window after the push starts ``settle_s`` after it or later, ends at the newest reading and lasts at most
+``verify_s``. Up to MOST_BEFORE windows of the same length precede the push. ``matched`` defines the comparison.
 """
 
 import math
@@ -24,21 +23,21 @@ from rooftune.tuner.observe.rows import ABORTED, RequestRows
 from rooftune.tuner.observe.window import Window
 
 MOST_BEFORE = 4
-# An engine that is slower or faster than this at the same work is not the one that was measured before the push: no
-# verdict. Beyond PACE_HARM nobody waits for another reason: the push may be why.
+# Beyond PACE_RATIO, at the same work, the engine has changed since the push and there is no verdict. Beyond PACE_HARM
+# the push itself may be the cause, so the comparison counts again.
 PACE_RATIO, PACE_HARM, PACE_STEPS = 1.2, 2.0, 50
-# A window that is full but for what its bound on rows takes from it at a higher rate is full.
+# At a higher rate the window's bound on rows shortens it; from this share on it counts as full.
 FULL_SHARE = 0.75
-_LONG_AGO_S = -1e11  # stands for "since ever" where a record cannot hold an infinity
+_LONG_AGO_S = -1e11  # below it a stored instant means "always": a record cannot hold an infinity
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What came out. passed: a limited step was shown not to be worse, which is enough for it.
+    """The verdict so far. passed: a limited step did no harm, which is enough for it.
 
-    elapsed_s: since the push; pace_ratio: see the function of that name. matched: None when there was nothing to
-    compare (yet, or because so many hung up). hung_up: so many did, and that is more than before the push. stalled:
-    no request made progress since. lost_strides: the strides that this one is the last of, where they lost in all.
+    elapsed_s: since the push. matched: None when there is nothing to compare, yet or because of an abort storm.
+    hung_up: an abort storm that began with the push. stalled: no request has made progress since the push.
+    lost_strides: the strides that end with this one, when their sum is a loss.
     """
 
     judgement: Judgement
@@ -54,23 +53,23 @@ class Checked:
 
     @property
     def keeps(self) -> bool:
-        """Whether the setting stays and the trial is over."""
+        """Whether the trial ends and its setting stays."""
         return self.passed or self.judgement.verdict is Verdict.BETTER
 
     def on(self, strides: Strides) -> "Checked":
-        """The same, held against where the strides began: worse, where they lost more in all than noise explains."""
+        """Compares with the start of the strides too: worse when their total loss exceeds noise."""
         if not (self.keeps and strides.lost):
             return self
-        said = Judgement(Verdict.WORSE, VerdictReason.LOSS_SHOWN, False)
-        shown = {"verdict": said.verdict.value, "reason": said.reason.value, "prediction_held": False}
-        part = self.part.model_copy(update=shown | {"observed_gain": strides.gain, "half_width": strides.half_width})
-        return replace(self, judgement=said, passed=False, part=part, lost_strides=strides)
+        worse = Judgement(Verdict.WORSE, VerdictReason.LOSS_SHOWN, False)
+        changed = {"verdict": worse.verdict.value, "reason": worse.reason.value, "prediction_held": False}
+        part = self.part.model_copy(update=changed | {"observed_gain": strides.gain, "half_width": strides.half_width})
+        return replace(self, judgement=worse, passed=False, part=part, lost_strides=strides)
 
 
 @dataclass(frozen=True)
 class Terms:
-    """settle_s: of the time after a push that does not count. harm_requests: that a loss needs, for which its own
-    interval does the rest; min_requests: that a gain needs, unless the window is full."""
+    """settle_s: time after a push that does not count. harm_requests: least requests to show a loss (its interval
+    guards it further); min_requests: to show a gain, unless the window is full."""
 
     settle_s: float
     harm_requests: int
@@ -78,7 +77,7 @@ class Terms:
 
 
 def side(window: Window, slo: Slo, wait_s: float, start_s: float, end_s: float) -> Side:
-    """The requests that arrived and ended between two instants, those that hung up left out. wait_s: overdue beyond."""
+    """Requests that arrived and ended between two instants, without aborted ones. wait_s: a longer wait is overdue."""
     rows = _inside(window, start_s, end_s)
     ended = window.requests.finish_s
     arrived = int(((ended > start_s) & (ended <= end_s)).sum()) + in_flight(window, end_s) - in_flight(window, start_s)
@@ -95,37 +94,36 @@ def side(window: Window, slo: Slo, wait_s: float, start_s: float, end_s: float) 
 
 
 def _inside(window: Window, start_s: float, end_s: float) -> RequestRows:
-    """Requests, however they ended, that arrived and ended between two instants."""
     rows = window.requests_since(start_s)
     return rows.select((rows.arrival_s <= end_s) & (rows.finish_s <= end_s))
 
 
 def known_before_s(trial: Trial, before: Window) -> float:
-    """How long before the push the rows go back in which its predecessor was in force."""
+    """Seconds before the push that are known and under the setting it replaced."""
     from_s = max(trial.since_s, before.complete_from_s, before.steps_from_s)
-    if from_s < _LONG_AGO_S:  # nothing was ever lost: what is known begins with the first request
+    if from_s < _LONG_AGO_S:  # no row was ever lost: the rows begin with the first request
         arrivals = before.requests.arrival_s
         from_s = float(arrivals.min()) if len(arrivals) else trial.began_s
     return max(0.0, trial.began_s - from_s)
 
 
 def length_of(trial: Trial, before: Window, after: Window, settle_s: float, verify_s: float) -> float:
-    """Length of both windows in seconds; 0: not yet. Where requests of the time after the push were lost, the window
-    begins behind them: of those that arrived earlier the short ones are gone and the long ones are there."""
+    """Length of both windows in seconds; 0: not yet. Lost rows move the window's start behind them: of the requests
+    that arrived earlier only the long ones would be left."""
     from_s = max(trial.began_s + settle_s, after.complete_from_s)
     return max(0.0, min(after.now_s - from_s, known_before_s(trial, before), verify_s))
 
 
 def _spans(trial: Trial, before: Window, length_s: float) -> list[tuple[float, float]]:
-    """Up to MOST_BEFORE windows of that length in a row, the last one up to the push: each cuts off the same kind of
-    request, and more of them make a steadier measure."""
+    """Up to MOST_BEFORE windows in a row that end at the push. Each cuts off the same kind of request; more of them
+    make a steadier measure."""
     count = max(1, min(MOST_BEFORE, int(known_before_s(trial, before) / length_s + 1e-9)))
     ends_s = [trial.began_s - k * length_s for k in reversed(range(count))]
     return [(end_s - length_s, end_s) for end_s in ends_s]
 
 
 def earlier(trial: Trial, before: Window, slo: Slo, wait_s: float, length_s: float) -> Side:
-    """The windows before the push as one."""
+    """The windows before the push, joined."""
     sides = [side(before, slo, wait_s, start_s, end_s) for start_s, end_s in _spans(trial, before, length_s)]
     return Side(
         good=np.concatenate([one.good for one in sides]),
@@ -137,14 +135,14 @@ def earlier(trial: Trial, before: Window, slo: Slo, wait_s: float, length_s: flo
 
 
 def more_hang_up(trial: Trial, before: Window, after: Window, length_s: float) -> bool:
-    """Whether so many more hang up than in windows of that length before the push that the push may be why."""
+    """Whether the abort rate rose so much since the push that the push may be the cause."""
     spans = _spans(trial, before, length_s)
     was = np.concatenate([_inside(before, start_s, end_s).ended for start_s, end_s in spans])
     return len(was) > 0 and rising(_inside(after, after.now_s - length_s, after.now_s).ended, was, ABORTED)
 
 
 def pace(window: Window, model: StepModel, start_s: float, end_s: float, decodes_alone: bool) -> float:
-    """Measured over modelled time of the steps between two instants; NaN when there are too few to say."""
+    """Measured over modelled time of the steps between two instants; NaN below PACE_STEPS."""
     steps = window.steps.select((window.steps.start_s >= start_s) & (window.steps.end_s <= end_s))
     samples = (steps.select(steps.prefill_tokens == 0) if decodes_alone else steps).samples()
     if len(samples) < PACE_STEPS:
@@ -155,10 +153,10 @@ def pace(window: Window, model: StepModel, start_s: float, end_s: float, decodes
 def pace_ratio(
     trial: Trial, before: Window, seen: Seen, model: StepModel | None, start_s: float, length_s: float
 ) -> float:
-    """How much slower the engine is since the push at the very same work, 1.0 as before; NaN when nobody can tell.
+    """Slowdown since the push at the same work, 1.0 as before; NaN when unknown.
 
-    A neighbour on the machine shows here, or a clock that was lowered. By steps of decodes alone where there are
-    enough: they are the same under both settings, while of the sizes that the push brought the model may know little.
+    It shows a neighbour on the machine or a lowered clock. Steps of decodes alone come first: they are the same under
+    both settings, while the model may know little about the step sizes that the push brought.
     """
     if model is None or length_s <= 0.0:
         return math.nan
@@ -178,7 +176,7 @@ def check(
     terms: Terms,
     model: StepModel | None = None,
 ) -> Checked:
-    """The verdict on a trial so far. before: the rows as they stood at the push (or as far as they are still there)."""
+    """The verdict on a trial so far. before: the rows at the push, or those that are left."""
     settle_s, min_requests = terms.settle_s, terms.harm_requests
     length_s = length_of(trial, before, seen.window, settle_s, seen.verify_s)
     start_s = seen.now_s - length_s
@@ -190,7 +188,7 @@ def check(
         wait_s = wait_bound_s(seen.slo, seen.verify_s)
         first = earlier(trial, before, seen.slo, wait_s, length_s)
         second = side(seen.window, seen.slo, wait_s, start_s, seen.now_s)
-        # Whoever must have missed while waiting counts like one that ended badly.
+        # A request that must have missed its target while waiting counts like one that ended badly.
         found, requests = compare(first, second, seed=trial.push_cycle), len(second) + int(second.overdue)
     ratio = pace_ratio(trial, before, seen, model, start_s, length_s)
     if found is not None and PACE_RATIO < max(ratio, 1.0 / ratio) <= PACE_HARM:
