@@ -28,9 +28,7 @@ def vllm(page: str = PAGE, version: bytes = b'{"version":"0.32.0+cpu"}') -> dict
 def test_vllm_without_the_hook_can_be_watched_and_advised() -> None:
     with routes(vllm()) as server:
         found = discover(server.url)
-        assert [head.split(" ")[1] for head, _ in server.received] == [
-            "/tuning/v1/state", "/metrics", "/version", "/v1/models",
-        ]  # fmt: skip
+        assert [head.split(" ")[1] for head, _ in server.received] == ["/tuning/v1/state", "/metrics", "/version"]
     assert found.access is Access.OBSERVE_ONLY and found.state is None
     assert found.version == Version(0, 32) and found.able is not None and found.able.hook is Hook.MOVES
     assert found.uses == frozenset(Use) and found.missing == {} and found.engines == 1
@@ -95,7 +93,7 @@ def test_the_tuning_token_is_sent_only_to_the_protocol(tmp_path: Path) -> None:
     with routes(vllm()) as server:
         discover(server.url, file)
         sent = [server.header("authorization", at) is not None for at in range(len(server.received))]
-    assert sent == [True, False, False, False]
+    assert sent == [True, False, False]
 
 
 def test_a_refusing_protocol_is_not_taken_for_a_vllm_without_one() -> None:
