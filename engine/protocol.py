@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from rooftune.engine.interface import ChangeKind, FinishReason, Observer, RequestRecord, StepRecord
 from rooftune.policies import lease, wire
 from rooftune.policies.envelope import KNOB_NAMES, Envelope, Mode
-from rooftune.policies.errors import bad_value
+from rooftune.policies.errors import bad_value, printable
 from rooftune.policies.request import Setting
 from rooftune.policies.step_time import StepModel
 
@@ -95,8 +95,7 @@ class About:
 
     def __post_init__(self) -> None:
         for name in ("engine", "engine_version", "model"):
-            printable = "".join(char if char.isprintable() else "?" for char in getattr(self, name))
-            object.__setattr__(self, name, printable[-_MOST_CHARS:] or "unnamed")
+            object.__setattr__(self, name, printable(getattr(self, name), "?")[-_MOST_CHARS:] or "unnamed")
 
 
 class TuningDesk:

@@ -51,6 +51,11 @@ def shown(value: object, limit: int = 60) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
+def printable(text: str, other: str = " ") -> str:
+    """The text with ``other`` for every character that a terminal or a header cannot show."""
+    return "".join(letter if letter.isprintable() else other for letter in text)
+
+
 def bad_value(what: str, value: object, bound: str, remedy: str) -> InputError:
     """One clear line: what was given, what is allowed, what to do."""
     return InputError(f"{what} is {value!r}, must be {bound}; {remedy}")

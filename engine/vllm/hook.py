@@ -17,6 +17,7 @@ from rooftune.engine.vllm.knobs import Budgets, Knobs
 from rooftune.engine.vllm.lists import WaitingOrder
 from rooftune.engine.vllm.probe import length_of, missing, pool_of, probe
 from rooftune.engine.vllm.records import ARRIVED, ENDED, FOLDED, PLANNED, UPDATED, Recorder
+from rooftune.policies.errors import printable
 from rooftune.policies.packing import effective_budget
 from rooftune.policies.request import FIXED_BUDGET, Boot
 
@@ -107,7 +108,7 @@ class Hook:
         self.on = False
         what = f"hook off after a fault in {where}: {type(error).__name__}: {error}"
         LOG.exception("rooftune: %s; vLLM goes on at its boot settings, please report this", what)
-        self.desk.close("".join(character if character.isprintable() else " " for character in what))
+        self.desk.close(printable(what))
         self.knobs.apply(self.knobs.boot)
         try:
             self.arranger.after()

@@ -9,9 +9,9 @@ from typing import Any
 from rooftune.engine.vllm.knobs import VLLMS_OWN, Knobs
 from rooftune.policies import wire
 from rooftune.policies.envelope import KNOB, Envelope, KnobBound, Mode, full_bounds
+from rooftune.policies.errors import printable
 from rooftune.policies.request import Setting
 
-TESTED = (0, 32)
 KNOWN = range(27, 33)  # minor versions of 0.x whose scheduler has been read
 # Without these the hook cannot work; with them it keeps records.
 NEEDED = (
@@ -71,8 +71,8 @@ def probe(scheduler: Any, knobs: Knobs, version: str) -> Probe:
             chunking=chunking,
             plan_ahead=bool(getattr(knobs._config, "async_scheduling", False)),
         ),
-        model=_printable(str(getattr(config.model_config, "model", "unknown"))),
-        notes=tuple(_printable(note) for note in notes),
+        model=printable(str(getattr(config.model_config, "model", ""))) or "unknown",
+        notes=tuple(printable(note)[:200] for note in notes),
         read_only=bool(unsure),
     )
 
@@ -139,10 +139,6 @@ def _absent(scheduler: Any, knobs: Knobs, chunking: bool) -> dict[str, str]:
             ("chunk_cap_tokens", "adaptive_chunk_cap", *_OVER_ITS_QUEUE), "prompts are not read in chunks"
         )
     return found
-
-
-def _printable(text: str) -> str:
-    return re.sub(r"[\x00-\x1f\x7f]", " ", text)[:200] or "unknown"
 
 
 class _Usage:

@@ -9,13 +9,13 @@ from contextlib import suppress
 from dataclasses import replace
 
 from rooftune.policies import wire
-from rooftune.policies.guard import Action, Decision, Reason
+from rooftune.policies.errors import printable
+from rooftune.policies.guard import Action, Decision, Reason, changes
 from rooftune.policies.request import STEP_TIME_TARGET, Setting
 from rooftune.policies.verify import Verdict
 from rooftune.tuner.control.cycle.book import Book
 from rooftune.tuner.control.cycle.draft import Draft
 from rooftune.tuner.control.cycle.fit import Learner
-from rooftune.tuner.control.cycle.judge import moved_knobs
 from rooftune.tuner.control.cycle.observe import Holder
 from rooftune.tuner.control.cycle.observer import CycleView, actor_of
 from rooftune.tuner.control.cycle.propose import Found
@@ -92,8 +92,7 @@ class OperatorRequests:
 
 def _text(words: str) -> str:
     """Operator's words as the protocol allows them: one line, at most 200 characters, not empty."""
-    kept = "".join(letter for letter in " ".join(words.split()) if letter.isprintable())
-    return kept[:200] or "not stated"
+    return printable(" ".join(words.split()), "")[:200] or "not stated"
 
 
 # For these reasons the controller lets its lease expire: it cannot see the engine or must not hold it.
@@ -139,7 +138,7 @@ class Actor:
         seen, setting = view.seen, decision.setting
         assert setting is not None and found.proposal is not None
         before = seen.setting
-        moved = moved_knobs(before, setting)
+        moved = changes(before, setting)
         request = self._request(view, before, setting, f"cycle {draft.number}: {decision.reason.value}")
         trial = Trial(
             push_cycle=draft.number,

@@ -3,8 +3,7 @@
 import math
 from dataclasses import replace
 
-from rooftune.policies.guard import Decision, Reason, Situation, decide
-from rooftune.policies.request import Setting
+from rooftune.policies.guard import Decision, Reason, Situation, changes, decide
 from rooftune.policies.verify import Verdict, crossed
 from rooftune.tuner.control.cycle.book import Book
 from rooftune.tuner.control.cycle.degradation import measured_cost_slo_s, predicted_cost_slo_s
@@ -15,7 +14,7 @@ from rooftune.tuner.control.cycle.observer import CycleView
 from rooftune.tuner.control.cycle.propose import Found
 from rooftune.tuner.control.cycle.trials import Trials
 from rooftune.tuner.control.cycle.verify import PACE_RATIO, Checked, Terms, check
-from rooftune.tuner.control.memory import Trial, knobs_of
+from rooftune.tuner.control.memory import Trial
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.signals.codes import Signal
 
@@ -63,7 +62,7 @@ class Judge:
         """The guard's decision on this cycle."""
         decision = decide(self.situation(view, found), self._options.limits)
         if decision.setting is not None and decision.reason in (Reason.SHADOW, Reason.SHADOW_TOO_SHORT):
-            draft.put(would_push=moved_knobs(view.seen.setting, decision.setting))
+            draft.put(would_push=changes(view.seen.setting, decision.setting))
         return decision
 
     def situation(self, view: CycleView, found: Found) -> Situation:
@@ -121,9 +120,3 @@ class Judge:
 def _share(view: CycleView) -> float:
     share = view.figures.attainment
     return math.nan if share is None else share
-
-
-def moved_knobs(before: Setting, after: Setting) -> dict[str, int | float]:
-    """The knobs that differ, with their new values."""
-    old = knobs_of(before)
-    return {name: value for name, value in knobs_of(after).items() if old[name] != value}

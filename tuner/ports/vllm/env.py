@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import Distribution, EntryPoint, distributions
 from pathlib import Path
 
-from rooftune.policies.errors import InputError
+from rooftune.policies.errors import InputError, printable
 from rooftune.tuner.ports.vllm.versions import Version, parse_version
 
 VARIABLE = "VLLM_PLUGINS"
@@ -84,7 +84,7 @@ def read_env(folder: Path) -> VllmEnv:
     for found in distributions(path=[str(site) for site in sites]):
         installed.setdefault(_key(_name(found)), found)
     plugins = {
-        Plugin(_printable(point.name), point.group, _printable(_name(found)))
+        Plugin(printable(point.name), point.group, printable(_name(found)))
         for found in installed.values()
         for point in _points(found)
         if point.group in GROUPS
@@ -127,8 +127,4 @@ def _key(name: str) -> str:
 
 def _version(installed: dict[str, Distribution], names: Iterable[str]) -> str:
     found = [installed[name].version for name in names if name in installed]
-    return _printable(str(found[0])) if found else ""
-
-
-def _printable(text: str) -> str:
-    return re.sub(r"[\x00-\x1f\x7f]", " ", text)[:200]
+    return printable(str(found[0])) if found else ""
