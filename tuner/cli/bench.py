@@ -12,7 +12,7 @@ from pathlib import Path
 from rooftune.policies.commands import BENCH_GROUP, Bench, Command, Figure
 from rooftune.policies.errors import MissingDataError
 from rooftune.tuner.cli.main import find, missing_extra, registered
-from rooftune.tuner.cli.table import table
+from rooftune.tuner.report.tables import aligned
 
 PROJECT = Path(__file__).resolve().parents[2]  # in a checkout
 
@@ -60,7 +60,7 @@ def json_line(figure: Figure) -> str:
 def figures_text(figures: Iterable[Figure]) -> str:
     """Figures under one head, names to the left and numbers to the right."""
     rows = [(one.name, _number(one.value), one.unit, _number(one.baseline), _number(one.ratio)) for one in figures]
-    return "\n".join(table(("figure", "value", "unit", "baseline", "ratio"), rows, frozenset({0, 2})))
+    return "\n".join(aligned([("figure", "value", "unit", "baseline", "ratio"), *rows], frozenset({0, 2})))
 
 
 def _number(value: float | None) -> str:

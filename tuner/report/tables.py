@@ -22,17 +22,20 @@ class Table:
 
     def text(self) -> str:
         """For a terminal, without title and note."""
-        rows = [self.header, *self.rows]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(self.header))]
-        lines = [
-            "  ".join(
-                cell.rjust(width) if column in self.numeric else cell.ljust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        ]
-        lines.insert(1, "  ".join("-" * width for width in widths))
-        return "\n".join(lines)
+        lines = aligned((self.header, *self.rows), frozenset(range(len(self.header))) - set(self.numeric))
+        widths = [max(map(len, column)) for column in zip(self.header, *self.rows, strict=True)]
+        return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def aligned(rows: Sequence[Sequence[str]], left: frozenset[int] = frozenset()) -> list[str]:
+    """Lines of a table with columns as wide as they need; columns in ``left`` start at the left, others end right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            text.ljust(w) if i in left else text.rjust(w) for i, (text, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def every(record: RunRecord) -> list[Table]:

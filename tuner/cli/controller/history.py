@@ -10,10 +10,10 @@ from functools import partial
 from rooftune.policies.commands import Command
 from rooftune.tuner.cli.controller.client import add_state_flags, visit_state
 from rooftune.tuner.cli.flags.values import add_value, parse_count
-from rooftune.tuner.cli.table import table
 from rooftune.tuner.control.explain.explain import knobs, points, share
 from rooftune.tuner.control.outcome import CycleRecord, Knobs
 from rooftune.tuner.control.state.store import PushRow
+from rooftune.tuner.report.tables import aligned
 
 SCHEMA = "rooftune.history"
 MOST = 100_000
@@ -60,7 +60,7 @@ def _cycles(records: Sequence[CycleRecord]) -> list[str]:
         else:
             runs.append([record])
     head = ("cycle", "at", "action", "reason", "in targets", "good/s", "setting")
-    return table(head, [_cycle_row(run) for run in runs], _LEFT_CYCLES)
+    return aligned([head, *map(_cycle_row, runs)], _LEFT_CYCLES)
 
 
 def _alike(before: CycleRecord, after: CycleRecord) -> bool:
@@ -101,7 +101,7 @@ def _pushes(pushes: Sequence[PushRow]) -> list[str]:
         )
         for push in pushes
     ]
-    return ["pushes, gains in points of the share within the targets:", *table(head, rows, _LEFT_PUSHES)]
+    return ["pushes, gains in points of the share within the targets:", *aligned([head, *rows], _LEFT_PUSHES)]
 
 
 def _verdict(push: PushRow) -> str:
