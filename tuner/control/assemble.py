@@ -1,4 +1,4 @@
-"""The real parts put together: ``run_controller`` is what ``rooftune run`` and ``make demo`` call."""
+"""Assembles the controller: ``rooftune run`` and ``make demo`` call ``run_controller``."""
 
 import signal
 import threading
@@ -24,16 +24,16 @@ from rooftune.tuner.control.status.server import StatusServer
 from rooftune.tuner.observe.protocol import ProtocolReader
 from rooftune.tuner.ports.http import HttpPort, Timeouts
 
-# Worth a line of its own when the share of good requests has moved by so much.
+# A change in attainment that is worth a line of its own.
 MOVED_SHARE = 0.02
 
 
 def line_of(record: CycleRecord, before: CycleRecord | None) -> str:
-    """One line on what this cycle brought; empty when nothing that matters changed since ``before``."""
-    said = _event(record, before)
-    if said is None:
+    """One line on the news of this cycle; empty when nothing important changed since ``before``."""
+    event = _event(record, before)
+    if event is None:
         return ""
-    return f"cycle {record.number}: {said}" + (f"; {_served(record)}" if record.observed else "")
+    return f"cycle {record.number}: {event}" + (f"; {_served(record)}" if record.observed else "")
 
 
 def _event(record: CycleRecord, before: CycleRecord | None) -> str | None:
@@ -84,31 +84,28 @@ Tell = Callable[[str], None]
 
 
 class Stop:
-    """Set by a signal: the cycle that runs is finished, then the loop ends. A second one ends it at once."""
+    """Set by a signal: the loop ends after the current cycle. A second signal ends the process at once."""
 
     def __init__(self) -> None:
-        self._asked = threading.Event()
+        self._requested = threading.Event()
 
     def __bool__(self) -> bool:
-        return self._asked.is_set()
+        return self._requested.is_set()
 
-    def ask(self) -> None:
-        self._asked.set()
+    def request(self) -> None:
+        self._requested.set()
 
     def wait(self, seconds: float, clock: Clock) -> None:
-        """Until that much time has passed on the clock, or a stop was requested."""
+        """Waits on ``clock``, at most until a stop is requested."""
         if isinstance(clock, SystemClock):
-            self._asked.wait(max(0.0, seconds))
+            self._requested.wait(max(0.0, seconds))
         elif not self:
             clock.sleep(max(0.0, seconds))
 
 
 @contextmanager
 def on_signals(stop: Stop) -> Iterator[None]:
-    """SIGTERM, SIGINT and a terminal that closes (unless nohup said not to mind) ask for the end while inside.
-
-    Handlers are put back afterwards. Main thread only.
-    """
+    """Inside, SIGTERM, SIGINT and SIGHUP (not under nohup) request a stop; restores the handlers. Main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -120,7 +117,7 @@ def on_signals(stop: Stop) -> Iterator[None]:
         if stop:
             signal.signal(kind, signal.SIG_DFL)
             signal.raise_signal(kind)
-        stop.ask()
+        stop.request()
 
     for kind in before:
         signal.signal(kind, handle)
@@ -142,18 +139,17 @@ def run_controller(
     stop: Stop | None = None,
     searcher: Searcher | None = None,
 ) -> int:
-    """Cycles until a stop is requested, or ``cycles`` of them; returns the exit code of the command.
+    """Runs ``cycles`` cycles, or until a stop is requested; returns the command's exit code.
 
-    On a clean end a lease of ours is given back, so that the engine is at its boot setting; one that is killed leaves
-    that to the lease. report: folder for a report of what was found. after_stage: see ``Controller``; searcher: another
-    one than a child process, for tests.
-    Raises RooftuneError when it cannot start: a state folder that another controller holds, an address in use.
+    A clean end returns the lease, so that the engine is at its boot setting; after a kill the lease expires.
+    report: folder for a report. after_stage: see ``Controller``; searcher: replaces the child process in tests.
+    Raises RooftuneError when it cannot start: the state folder or the address is in use.
     """
-    hands, asked = clock or SystemClock(), Stop() if stop is None else stop
+    clock, stop = clock or SystemClock(), Stop() if stop is None else stop
     with ExitStack() as stack:
-        stack.enter_context(on_signals(asked))
-        store = stack.enter_context(StateFile.own(config.state, config.retention, hands))
-        status = StatusServer.of(config, store, hands)
+        stack.enter_context(on_signals(stop))
+        store = stack.enter_context(StateFile.own(config.state, config.retention, clock))
+        status = StatusServer.of(config, store, clock)
         stack.callback(status.close)
         for note in store.notes:
             status.log_event("state", note)
@@ -164,38 +160,38 @@ def run_controller(
             engine.token_file,
             Timeouts(engine.timeout_s, engine.timeout_s),
             ca_file=engine.ca_file,
-            clock=hands,
+            clock=clock,
         )
         stack.callback(port.close)
         search = config.search
         limits = Limits(search.timeout_s, search.idle_exit_s, search.memory_bytes, search.nice)
-        found = searcher or ChildSearcher(limits, clock=hands)
-        stack.callback(found.close)
+        searcher = searcher or ChildSearcher(limits, clock=clock)
+        stack.callback(searcher.close)
         controller = Controller(
             engine=engine.shown_name,
             port=port,
             reader=ProtocolReader(port),
-            searcher=found,
+            searcher=searcher,
             store=store,
-            clock=hands,
+            clock=clock,
             options=options_of(config, config.storage_url),
             deploying=lambda: may_be_there(config.freeze_file),
             publish=status.publish,
             after_stage=after_stage,
         )
         try:
-            records = turn(controller, config.cadence.cycle_s, hands, cycles, asked, tell)
-        finally:  # also after a defect of ours: no push may hold unwatched
-            said = controller.stop()
-            status.log_event("stop", said)
-        tell(f"stopped: {said}")
+            records = turn(controller, config.cadence.cycle_s, clock, cycles, stop, tell)
+        finally:  # also after a defect of ours: no push may stay unwatched
+            result = controller.stop()
+            status.log_event("stop", result)
+        tell(f"stopped: {result}")
         if report is not None:
             tell(f"report: {write_report(report, store, records, engine.shown_name)}")
     return 0
 
 
 def may_be_there(freeze_file: Path | None) -> bool:
-    """Whether a deploy may run: a file that cannot be looked for (rights, a share that is gone) may be there."""
+    """Whether the freeze file may exist; an unreadable place (rights, a lost share) counts as yes."""
     try:
         return freeze_file is not None and freeze_file.exists()
     except OSError:
@@ -205,7 +201,7 @@ def may_be_there(freeze_file: Path | None) -> bool:
 def turn(
     controller: Controller, cycle_s: float, clock: Clock, cycles: int | None, stop: Stop, tell: Tell
 ) -> tuple[int, int]:
-    """Cycle after cycle, each at its time; one that took too long is followed at once, none is made up for.
+    """Runs a cycle every ``cycle_s``; after one that ran over, the next starts at once and missed ones are skipped.
 
     Returns the numbers of the first and the last cycle, 0 for none.
     """

@@ -1,4 +1,4 @@
-"""Requests of a window against the targets, as the cycle record holds them."""
+"""A window's requests against the targets, for the cycle record."""
 
 import math
 
@@ -16,10 +16,10 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 def judgeable(slo: Slo, gap_bounds_s: tuple[float, ...]) -> Slo:
-    """Targets as this engine's request records can show them.
+    """Targets that this engine's request records can show.
 
-    Gaps are counted per request only above the engine's own bounds. A gap target at any other bound is judged by the
-    longest gap instead: never milder, since no gap above the bound leaves none to count.
+    The engine counts gaps only above its own bounds. A gap target at another bound becomes one on the longest gap,
+    which is never milder.
     """
 
     def seen(target: Target) -> Target:
@@ -32,7 +32,7 @@ def judgeable(slo: Slo, gap_bounds_s: tuple[float, ...]) -> Slo:
 
 
 def _distinct(targets: "map[Target]") -> tuple[Target, ...]:
-    """Two targets that became one quantile of one metric: the tighter stays."""
+    """Of targets on one quantile of one metric the tightest stays."""
     kept: dict[tuple[str, float], Target] = {}
     for target in targets:
         key = (target.metric, target.quantile)
@@ -42,7 +42,7 @@ def _distinct(targets: "map[Target]") -> tuple[Target, ...]:
 
 
 def judged(requests: RequestRows) -> RequestRows:
-    """Those whose latencies say something of the setting: who hung up says nothing."""
+    """Requests whose latencies depend on the setting: all but aborted ones."""
     return requests.select(requests.ended != ABORTED)
 
 
@@ -52,14 +52,14 @@ def good_mask(requests: RequestRows, slo: Slo) -> BoolArray:
 
 
 def figures(requests: RequestRows, slo: Slo, span_s: float) -> Figures:
-    """Figures of the finished and failed requests among these; NaN and nothing at all become null, never 0."""
+    """Figures of the finished and failed requests; NaN and missing values become null, never 0."""
     rows = judged(requests)
     outcomes = rows.outcomes()
     share = attainment(outcomes, slo)
     finished = rows.ended == FINISHED
     several = finished & (rows.output_tokens > 1)
     answer_s = (rows.finish_s - rows.arrival_s - rows.ttft_s)[several]
-    # All tokens in one step: the difference of equal instants may come out a hair below 0.
+    # When all tokens came in one step, rounding may give a value below 0.
     tpot_s = np.maximum(answer_s, 0.0) / (rows.output_tokens[several] - 1)
     gaps_s = rows.longest_gap_s[several]
     ttft_s = _came(rows.ttft_s, finished)
@@ -85,10 +85,10 @@ def figures(requests: RequestRows, slo: Slo, span_s: float) -> Figures:
 
 
 def _came(values: FloatArray, finished: BoolArray) -> FloatArray:
-    """A failed request's latency is infinite, whatever it had got until then."""
+    """Latencies with +inf for failed requests."""
     return np.where(finished & ~np.isnan(values), values, np.inf)
 
 
 def queue_s(outcomes: Outcomes, finished: BoolArray) -> FloatArray:
-    """Arrival to first scheduling in seconds, +inf for those that failed."""
+    """Seconds from arrival to first scheduling, +inf for failed requests."""
     return _came(outcomes.scheduled_s - outcomes.arrival_s, finished)

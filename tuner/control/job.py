@@ -1,8 +1,4 @@
-"""What the controller asks its child process, and what it answers: JSON values, so that nothing is pickled.
-
-The frozen values of policies, twin and search are fields as they are: pydantic writes them and checks them on the other
-side, strictly.
-"""
+"""The child process's job and its answer: JSON, so that nothing is pickled; pydantic checks both strictly."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,11 +20,11 @@ class WorkerFault(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     TIMED_OUT = "timed_out"
     NONSENSE = "nonsense"
-    REFUSED = "refused"  # the child's own InputError: the message says what
+    REFUSED = "refused"  # the child's own InputError, with its message
 
 
 class WorkerError(RefusedError):
-    """The child process did not answer. Nothing follows from it about any setting."""
+    """The child process gave no answer; says nothing about any setting."""
 
     def __init__(self, fault: WorkerFault, message: str) -> None:
         super().__init__(message)
@@ -60,10 +56,9 @@ class Limits:
 
 
 class WindowPart(Part):
-    """Finished requests of the window in order of arrival, as columns; times in seconds from ``start`` of the window.
+    """The window's finished requests by arrival, as columns; instants in seconds since the window's start.
 
-    Instants count on the engine's clock. longest_gap_s: 0 for requests without gaps. gap_over: a row of counts for
-    each of gap_bounds_s.
+    longest_gap_s: 0 for requests without gaps. gap_over: a row of counts for each of gap_bounds_s.
     """
 
     arrival_s: tuple[float, ...]
@@ -83,9 +78,9 @@ class Job(Part):
 
     draws: other step models that the data allows. noise_modelled_s, noise_measured_s: the same steps twice, for the
     twin's step noise (empty: none). current: the setting under which the window ran. base: the setting to search from
-    (the one in force now). bounds: knob -> (least, greatest) allowed, the meet of envelope, operator's bounds and
-    trust region; a knob that is not named is not searched. study, storage: name and Optuna URL for trials to be kept
-    under (None: memory). live: settings that ran live, newest first.
+    (the one in force now). bounds: knob -> (least, greatest) within envelope, operator's bounds and trust region; other
+    knobs are not searched. study, storage: name and Optuna URL of the trials (None: memory). live: settings that ran
+    live, newest first.
     """
 
     window: WindowPart

@@ -1,6 +1,6 @@
-"""What the loop must still know after a kill at any instant: one JSON value in the store, written before it is needed.
+"""The loop's memory: one JSON value in the store, saved early enough to survive a kill at any instant.
 
-Instants without another word are seconds on the engine's clock, which only mean something together with its boot id.
+Instants are seconds on the engine's clock, valid only with its boot id, unless a name says otherwise.
 """
 
 import math
@@ -24,7 +24,7 @@ DAYS_KEPT = 4
 
 @dataclass(frozen=True)
 class Account:
-    """days: (date, SLO-seconds spent), each date once; the latest DAYS_KEPT that something was written to."""
+    """days: (date, SLO-seconds spent), each date once; the latest DAYS_KEPT with an entry."""
 
     days: tuple[tuple[str, float], ...] = ()
 
@@ -37,24 +37,20 @@ class Account:
         return dict(self.days).get(day, 0.0)
 
     def with_spent(self, day: str, slo_s: float) -> "Account":
-        """The account after ``slo_s`` more on that day."""
+        """The account with ``slo_s`` more on ``day``."""
         days = dict(self.days)
         days[day] = days.pop(day, 0.0) + max(slo_s, 0.0)
         return replace(self, days=tuple(days.items())[-DAYS_KEPT:])
 
 
 Bounds = dict[str, tuple[float, float]]
-
-
 GROWTH, SHRINK = 1.5, 0.5
-
-
 LEAST_RATIO, MOST_RATIO = 1.25, 64.0
 
 
 @dataclass(frozen=True)
 class Trust:
-    """ratio: within LEAST_RATIO..MOST_RATIO; held, failed: predictions in a row, for people."""
+    """The trust region. ratio: within LEAST_RATIO..MOST_RATIO; held, failed: predictions in a row, for people."""
 
     ratio: float = 32.0
     held: int = 0
@@ -65,7 +61,7 @@ class Trust:
             raise bad_value("trust ratio", self.ratio, f"within {LEAST_RATIO:g}..{MOST_RATIO:g}", "correct it")
 
     def after(self, prediction_held: bool) -> "Trust":
-        """The region after one more verdict."""
+        """The region after another verdict."""
         if prediction_held:
             return Trust(min(self.ratio * GROWTH, MOST_RATIO), self.held + 1, 0)
         return Trust(max(self.ratio * SHRINK, LEAST_RATIO), 0, self.failed + 1)
@@ -78,19 +74,19 @@ def region(
     trust: Trust,
     without: Iterable[str] = (),
 ) -> Bounds:
-    """Knob -> (least, greatest) that a search may try: envelope, operator's bounds and trust region together.
+    """Knob -> (least, greatest) that a search may try, within envelope, operator's bounds and trust region.
 
-    operator: the knobs that may be searched at all, with his bounds. Knobs that the engine lacks, that need a restart,
-    that stand in ``without`` or whose bounds leave nothing are left out. A chunk cap of 0 (none) stands for the
-    budget; where the region reaches the greatest budget, "none" is inside it. What is in force is always inside.
+    operator: the knobs that may be searched, with the operator's bounds. Leaves out knobs that the engine lacks, that
+    need a restart, that ``without`` names or whose bounds leave no choice. A chunk cap of 0 (none) counts as the
+    budget; a region that reaches the greatest budget includes "none".
     """
     dropped = frozenset(without)
     found: Bounds = {}
-    for name, (wished_low, wished_high) in operator.items():
+    for name, (operator_low, operator_high) in operator.items():
         bound = envelope.by_name.get(name)
         if bound is None or bound.mode is not Mode.LIVE or name in dropped:
             continue
-        low, high = max(bound.minimum, wished_low), min(bound.maximum, wished_high)
+        low, high = max(bound.minimum, operator_low), min(bound.maximum, operator_high)
         if name in RATIO_KNOBS:
             centre = getattr(in_force, name) or in_force.step_tokens
             low, high = max(low, math.floor(centre / trust.ratio)), min(high, math.ceil(centre * trust.ratio))
@@ -101,10 +97,10 @@ def region(
 
 
 class Strides(Part):
-    """Pushes that were kept though none was shown better than where they began.
+    """Kept pushes that are not yet shown better than the setting they started from.
 
-    start: that setting, and the cycle that pushed it (None: the engine's boot setting). gain, half_width: attainment
-    won in all, and half of its interval: the pushes' own, taken as independent of each other.
+    start: that setting; start_cycle: the cycle that pushed it (None: the boot setting). gain, half_width: total gain in
+    attainment and half of its interval; the pushes' intervals count as independent.
     """
 
     start: Knobs
@@ -113,17 +109,17 @@ class Strides(Part):
     half_width: Annotated[float, Field(ge=0)] = 0.0
 
     def onward(self, gain: float, half_width: float) -> "Strides":
-        """After one more push."""
+        """The strides with another push."""
         return self.model_copy(update={"gain": self.gain + gain, "half_width": math.hypot(self.half_width, half_width)})
 
     @property
     def lost(self) -> bool:
-        """Whether it was shown to be worse here than where the way began."""
+        """Whether the total is a loss beyond noise."""
         return self.gain + self.half_width < 0.0
 
     @property
     def won(self) -> bool:
-        """Whether it was shown to be better here, so that another way begins."""
+        """Whether the total is a gain beyond noise, so that new strides begin."""
         return self.gain - self.half_width > 0.0
 
 
@@ -132,9 +128,9 @@ MOST_TRIED = 50
 
 
 class Traffic(Part):
-    """What makes two windows of traffic alike, and from how many requests it is known.
+    """The figures that make two windows of traffic alike, and the number of requests behind them.
 
-    prompt_mean_tokens tells how many long prompts there are, prompt_spread (deviation over mean) how surely it does.
+    prompt_mean_tokens reflects the share of long prompts; prompt_spread (deviation over mean) how certain that is.
     """
 
     requests: Count
@@ -146,11 +142,11 @@ class Traffic(Part):
 
 
 class Trial(Part):
-    """A push whose verdict is due. before: the setting it is held against and goes back to; after: what was pushed.
+    """A push whose verdict is due. before: the setting to compare with and return to; after: the pushed setting.
 
-    began_s: when it was sent; since_s: since when ``before`` had been in force. predicted_gain, twin_error: in
-    attainment. stride: ``after`` is a limited step on the way to the proposal, so the prediction is not about it and
-    "not worse" is enough. traffic: what it was like at the push; None: too little to say.
+    began_s: when it was sent; since_s: when ``before`` came into force. predicted_gain, twin_error: in attainment.
+    stride: ``after`` is a limited step towards the proposal, so the prediction does not apply and "not worse" is
+    enough. traffic: at the push; None: too little to tell.
     """
 
     push_cycle: Count
@@ -167,10 +163,7 @@ class Trial(Part):
 
 
 class Kept(Part):
-    """A setting of ours that was found better, or on its way there not worse, and holds under our lease.
-
-    strides: those that led here, None when it was found better than where they began.
-    """
+    """Our setting in force after a good trial. strides: those that led here; None once their gain was shown."""
 
     boot_id: Words
     setting: Knobs
@@ -179,14 +172,14 @@ class Kept(Part):
 
 
 class Moved(Part):
-    """When the setting last changed by our doing."""
+    """When we last changed the setting."""
 
     boot_id: Words
     at_s: float
 
 
 class Tried(Part):
-    """A setting that ran live as a trial, and how it came out against ``before``."""
+    """A trial's setting and its result against ``before``."""
 
     before: Knobs
     setting: Knobs
@@ -203,7 +196,7 @@ class Tried(Part):
 
 
 class MemoryChanges(TypedDict, total=False):
-    """The parts of ``Memory`` that can be exchanged; trust and account stand for the fields that hold them."""
+    """The replaceable parts of ``Memory``; trust and account replace the fields that hold them."""
 
     trial: "Trial | None"
     kept: "Kept | None"
@@ -217,10 +210,10 @@ class MemoryChanges(TypedDict, total=False):
 
 
 class Memory(Part):
-    """Everything in one value, so that it is never half written. shadow_s: time spent in shadow so far.
+    """One value, so that it is never half written. shadow_s: time spent in shadow so far.
 
-    running_slo_s: what the trial in force has cost so far, or may have while nobody can tell; it joins ``days`` when
-    the trial ends. model: the one that ``tried`` and the trust ratio are about, "" while none is known.
+    running_slo_s: cost of the trial in force so far, or its risk while unmeasured; joins ``days`` when the trial ends.
+    model: the model behind ``tried`` and the trust ratio, "" while unknown.
     """
 
     trial: Trial | None = None
@@ -244,7 +237,7 @@ class Memory(Part):
         return Account(self.days)
 
     def but(self, **changes: Unpack[MemoryChanges]) -> "Memory":
-        """The same with some parts exchanged."""
+        """A copy with some parts replaced."""
         values: dict[str, object] = {**changes}
         trust, account = changes.get("trust"), changes.get("account")
         if trust is not None:
@@ -264,7 +257,7 @@ def setting_of(knobs: Knobs) -> Setting:
 
 
 def recall(store: Store) -> Memory:
-    """What was kept; nothing when there is nothing, or nothing that this version understands."""
+    """The stored memory; an empty one when there is none that this version understands."""
     text = store.value(KEY)
     if text is None:
         return Memory()
@@ -272,14 +265,14 @@ def recall(store: Store) -> Memory:
         memory = Memory.model_validate_json(text)
         for knobs in _settings(memory):
             setting_of(knobs)
-        memory.trust, memory.account  # noqa: B018  # each checks what it holds
+        memory.trust, memory.account  # noqa: B018  # each checks its values
     except (ValidationError, TypeError, InputError):
         return Memory()
     return memory
 
 
 def _settings(memory: Memory) -> Iterator[Knobs]:
-    """Every setting that the loop will want to read again."""
+    """Every setting in the memory."""
     for pair in (memory.trial, *memory.tried):
         if isinstance(pair, Trial):
             yield from (pair.before, pair.after)
@@ -312,8 +305,7 @@ def traffic_of(requests: RequestRows, span_s: float) -> Traffic | None:
 
 
 def alike(one: Traffic, other: Traffic, ratio: float = 1.5) -> bool:
-    """Whether two windows carried about the same traffic: every figure within ``ratio``, and beyond that what chance
-    does to windows of so few requests."""
+    """Whether two windows carried about the same traffic: every figure within ``ratio`` and counting noise."""
     counting = math.sqrt(1.0 / max(one.requests, 1) + 1.0 / max(other.requests, 1))
     spread = max(one.prompt_spread, other.prompt_spread)
     pairs = (

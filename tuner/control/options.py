@@ -1,4 +1,4 @@
-"""The configuration, which holds all bounds and defaults, in the terms of the loop."""
+"""The loop's options, from the configuration, which holds all bounds and defaults."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from rooftune.policies.slo import Slo
 from rooftune.policies.verify import RollbackThresholds
 from rooftune.tuner.config import Config
 
-# A loss is acted on from this many requests: its interval says by itself whether they are enough.
+# A loss counts from this many requests on; its interval guards it further.
 HARM_REQUESTS = 20
 
 
@@ -19,13 +19,12 @@ HARM_REQUESTS = 20
 class LoopOptions:
     """Times in seconds.
 
-    bounds: the knobs that may be moved, with the operator's least and greatest value. cycle_s: from the start of one
-    cycle to that of the next. window_s: how far back a search looks at most; verify_s: length at most of the windows
-    before and after a push that are compared; settle_s: of the time after a push that does not count. lease_s: of
-    every push. search_every_s: on steady traffic; a shift of it, or another setting in force, starts a search at once.
-    search_requests: ended requests that a search needs; min_requests: that a verdict "better" needs (unless a window
-    of verify_s is full); harm_requests: that "worse" needs. trials: of one search. storage: Optuna URL for its trials
-    (None: memory). zone: of the operator, for days and windows of the week.
+    bounds: the knobs that may move, with the operator's least and greatest value. cycle_s: between two starts of a
+    cycle. window_s: longest window of a search; verify_s: longest windows before and after a push; settle_s: time after
+    a push that does not count. lease_s: of every push. search_every_s: on steady traffic; a shift, or another setting
+    in force, starts a search at once. search_requests: least ended requests for a search; min_requests: for a verdict
+    "better" (unless a window of verify_s is full); harm_requests: for "worse". trials: of one search. storage: Optuna
+    URL for its trials (None: memory). zone: the operator's, for days and windows of the week.
     """
 
     live: bool
@@ -50,7 +49,6 @@ class LoopOptions:
 
 
 def options_of(config: Config, storage: str | None) -> LoopOptions:
-    """The loop's part of a configuration."""
     cadence = config.cadence
     return LoopOptions(
         live=config.mode == "live",
@@ -80,17 +78,16 @@ DAY_S = 86_400.0
 
 
 def minute_of_week(wall_s: float, zone: tzinfo) -> int:
-    """Minute 0..10079 of the week at ``wall_s`` (seconds since 1970) as clocks in ``zone`` show it; 0: Monday 00:00.
+    """Minute 0..10079 of the week at ``wall_s`` (seconds since 1970) on the wall clock in ``zone``; 0: Monday 00:00.
 
-    The hour that is skipped in spring does not occur, the one repeated in autumn occurs twice: a window that is
-    written down for the wall clock means the wall clock.
+    The hour skipped in spring does not occur and the one repeated in autumn occurs twice: windows mean the wall clock.
     """
     local = _local(wall_s, zone)
     return local.weekday() * DAY_MINUTES + local.hour * 60 + local.minute
 
 
 def day(wall_s: float, zone: tzinfo) -> str:
-    """The date in ``zone``, such as 2026-03-29: what a budget for a day is counted by."""
+    """The date in ``zone``, such as 2026-03-29, for daily budgets."""
     return _local(wall_s, zone).date().isoformat()
 
 

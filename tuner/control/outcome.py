@@ -1,7 +1,7 @@
-"""What one cycle came to: the value that the loop returns, the store keeps, and every page and command reads.
+"""A cycle's record: the loop returns it, the store keeps it, every page and command reads it.
 
-Plain JSON values with a version. Reasons are codes; sentences are made from them where a person reads
-(``tuner/control/explain.py``). Missing is null, never 0. Shares are 0..1.
+Versioned JSON values. Reasons are codes; ``tuner.control.explain`` turns them into sentences. Missing is null, never 0.
+Shares are 0..1.
 """
 
 from enum import StrEnum
@@ -16,11 +16,11 @@ SCHEMA: Final = "rooftune.cycle"
 VERSION: Final = 1
 
 Knobs = dict[str, Annotated[int | float, Field(ge=0)]]  # fields of policies.request.Setting
-Amount = float | None  # any finite number, null: not known
+Amount = float | None  # any finite number; null: unknown
 
 
 class Stage(StrEnum):
-    """The parts of a cycle, in their order; the keys of ``CycleRecord.took_s``."""
+    """The stages of a cycle; the keys of ``CycleRecord.took_s``."""
 
     OBSERVE = "observe"
     FIT = "fit"
@@ -32,7 +32,7 @@ class Stage(StrEnum):
 
 
 class Figures(Part):
-    """Requests of a window against the targets; goodput_rps: good requests per second of the window."""
+    """A window's requests against the targets; goodput_rps: good requests per second of the window."""
 
     requests: Count
     span_s: Annotated[float, Field(ge=0)]
@@ -50,9 +50,9 @@ class Figures(Part):
 
 
 class FitPart(Part):
-    """The step model refitted in this cycle. Knee null: the data does not hold one (codes say why).
+    """The accepted step model. Null knee: the data does not show one (codes say why).
 
-    intervals: coefficient -> (low, high) in its unit, nominal 95 %; null where nothing bounds it.
+    intervals: coefficient -> (low, high) in its unit, nominal 95 %; null: unbounded.
     """
 
     coefficients: dict[str, Annotated[float, Field(ge=0)]]
@@ -69,7 +69,7 @@ class FitPart(Part):
 
 
 class TwinPart(Part):
-    """The twin held against the window. errors: predicted / observed - 1 by name, such as "ttft p95"."""
+    """The twin compared with the window. errors: predicted / observed - 1 by name, such as "ttft p95"."""
 
     verdict: Literal["good", "not_good", "too_few"]
     worst_error: Amount
@@ -78,13 +78,12 @@ class TwinPart(Part):
 
 
 class ProposalPart(Part):
-    """What the search found for this window. attainment_now, attainment_proposed: on the twin.
+    """The search's result for this window. attainment_now, attainment_proposed: on the twin.
 
-    gain: proposed minus in force; near settings that ran live it carries the correction of
-    docs/decisions/016-live-trials.md beyond the difference of the two. Without targets gain and noise are relative, in
-    tokens per second. trials, simulated_steps: of the Optuna search alone. live_trials: those that stood beside them
-    in the same study. random_attainment: the best that random search found with random_steps; equal_attainment: the
-    best that Optuna had found with as many; null when nothing was searched.
+    gain: proposed minus in force, near live trials with the correction of docs/decisions/016-live-trials.md. Without
+    targets gain and noise are relative, in tokens per second. trials, simulated_steps: of the Optuna search alone.
+    live_trials: in the same study. random_attainment: the best of a random search with random_steps; equal_attainment:
+    Optuna's best with the same number of steps; null without a search.
     """
 
     setting: Knobs
@@ -93,7 +92,7 @@ class ProposalPart(Part):
     attainment_proposed: Share | None
     gain: Amount
     noise: Amount
-    binding: Words | None  # the target that limits, in words
+    binding: Words | None  # the limiting target, in words
     trials: Count
     simulated_steps: Count
     live_trials: Count = 0
@@ -104,7 +103,7 @@ class ProposalPart(Part):
 
 
 class VerifyPart(Part):
-    """A push held against its prediction: see ``rooftune.policies.verify``. push_cycle: the cycle that pushed."""
+    """A push compared with its prediction, see ``rooftune.policies.verify``. push_cycle: the cycle that pushed."""
 
     push_cycle: Count
     verdict: Literal["better", "worse", "inconclusive"]
@@ -118,19 +117,19 @@ class VerifyPart(Part):
 
 
 class SignalPart(Part):
-    """One thing that is wrong or worth knowing, with its cause. code: a ``Signal``."""
+    """One finding about the engine, with its evidence. code: a ``Signal``."""
 
     code: Words
     evidence: dict[str, float]
 
 
 class CycleRecord(Part):
-    """One cycle. number: ascending over restarts of the controller. reason: why it ended so.
+    """One cycle. number: ascends over restarts of the controller. reason: of ``action``.
 
-    in_force: the setting when the cycle ended as far as known; pushed: the changes that were pushed (live only);
-    would_push: what shadow mode would have pushed. boot_id, revision: of the engine, null when it was not read.
-    trust: half-width of the trust region as a ratio (2.0: half to double of what is in force).
-    spent_slo_s: SLO-seconds that trials cost today so far. detail: what a person may want to read, no line breaks.
+    in_force: the setting at the end of the cycle, if known; pushed: the pushed changes (live only); would_push: those
+    that shadow mode held back. boot_id, revision: the engine's, null when it was not read. trust: half-width of the
+    trust region as a ratio (2.0: half to double the setting in force). spent_slo_s: SLO-seconds that trials cost today
+    so far. detail: for people, one line.
     """
 
     schema_name: Literal["rooftune.cycle"] = Field(default="rooftune.cycle", alias="schema")
@@ -163,7 +162,7 @@ class CycleRecord(Part):
 
 
 class RecordParts(TypedDict, total=False):
-    """The fields of ``CycleRecord`` that a cycle fills in while it runs."""
+    """The fields of ``CycleRecord`` that a running cycle fills in."""
 
     boot_id: str | None
     revision: int | None

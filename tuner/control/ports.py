@@ -1,7 +1,4 @@
-"""What the loop is put together from, as protocols, so that each part is built and tried by itself.
-
-The port is ``rooftune.tuner.ports.base.Port``, the clock ``rooftune.tuner.clock.Clock``.
-"""
+"""Protocols for the loop's searcher and store; see also ``tuner.ports.base.Port`` and ``tuner.clock.Clock``."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -11,16 +8,16 @@ from rooftune.tuner.control.outcome import CycleRecord
 
 
 class Searcher(Protocol):
-    """Twin and search in a process of their own. One job at a time; ``ask`` never waits for it."""
+    """Twin and search in a child process, one job at a time; no method waits for it."""
 
     def ask(self, job: Job) -> bool:
-        """Start on a job; False when one is running already (then nothing has changed)."""
+        """Starts a job; False, and no change, while another runs."""
         ...
 
     def answer(self) -> SearchAnswer | None:
-        """The answer to the latest job, once; None while it runs or when none was asked for.
+        """The answer to the latest job, once; None while it runs or without one.
 
-        Raises WorkerError (tuner.control.job) once when the child died, hung, ran out of memory or answered nonsense.
+        Raises WorkerError once when the child died, timed out, ran out of memory or answered nonsense.
         """
         ...
 
@@ -31,35 +28,35 @@ class Searcher(Protocol):
 
 
 class Store(Protocol):
-    """The state file. Every method raises StoreError (tuner.control.state) when the disk does not take part."""
+    """The state file. Every method raises StoreError (tuner.control.state) when the disk fails."""
 
     @property
     def instance(self) -> str:
-        """A short name made once for this state folder: the actor of every push is "rooftune/" + instance."""
+        """A short name, made once per state folder; "rooftune/" + instance is the actor of every push."""
         ...
 
     def next_number(self) -> int:
-        """The number of the cycle that begins now; ascends over restarts."""
+        """The number of a new cycle; ascends over restarts."""
         ...
 
     def note_push(self, number: int, changes: str) -> None:
-        """Written before a push leaves: what a controller that dies in between meant to do (JSON text)."""
+        """Call before a push leaves; changes: JSON text, for the case that the controller dies in between."""
         ...
 
     def put(self, record: CycleRecord) -> None: ...
 
     def last(self, count: int, before: int | None = None) -> list[CycleRecord]:
-        """Newest first; before: only numbers below it."""
+        """The latest records, newest first; before: only numbers below it."""
         ...
 
     def get(self, number: int) -> CycleRecord | None: ...
 
     def value(self, key: str) -> str | None:
-        """A small value kept over restarts (JSON text): paused, accepted step model, trust region."""
+        """JSON text kept over restarts, such as the accepted step model."""
         ...
 
     def keep(self, key: str, value: str) -> None: ...
 
     def change(self, key: str, make: Callable[[str | None], str]) -> None:
-        """keep(key, make(value(key))) with no writer in between. What ``make`` raises leaves the value as it was."""
+        """keep(key, make(value(key))) without another writer in between; an exception in ``make`` changes nothing."""
         ...
