@@ -1,7 +1,7 @@
-"""Budget policies: from what runs and waits to how many tokens this step may compute.
+"""Budget policies: how many tokens a step may compute, from the running and waiting requests.
 
-Pure functions, interpreted and compiled. The result never exceeds the boot ceiling. A policy that computes its
-budget never starves prefill or decode: it gives at least one token more than the decodes that are due.
+Pure functions, interpreted and compiled. The result never exceeds the boot ceiling. A policy that computes its budget
+never starves prefills or decodes: it gives at least one token more than the due decodes.
 """
 
 from rooftune.policies.request import FIXED_BUDGET, PRESSURE, STEP_TIME_TARGET, Boot, Setting
@@ -19,9 +19,8 @@ def step_budget(
 ) -> int:
     """Tokens this step may compute.
 
-    decodes: running requests due one token; decode_context_tokens: KV entries they read; prefills:
-    requests with prompt tokens left, running or waiting; first_prefill_computed: tokens that the first
-    of those has behind it (what its next chunk attends to).
+    decodes: running requests due one token; decode_context_tokens: KV entries they read; prefills: requests with prompt
+    tokens left, running or waiting; first_prefill_computed: computed tokens of the first of those.
     """
     budget = setting.step_tokens
     if setting.budget_policy == PRESSURE:

@@ -1,7 +1,7 @@
-"""What the command line knows about a subcommand, about a benchmark and about flags.
+"""Subcommands, benchmarks and flags of the command line.
 
-Both sides register theirs in the entry-point groups below, so that the controller and the engine
-share one command without importing each other.
+Controller and engine register theirs in the entry-point groups below and so share one command without importing each
+other.
 """
 
 import argparse
@@ -23,17 +23,17 @@ class Terminated(KeyboardInterrupt):
 
 
 def exit_code_of(stop: KeyboardInterrupt) -> int:
-    """128 and the number of the signal, as a shell has it."""
+    """128 plus the signal's number, as in a shell."""
     return EXIT_TERMINATED if isinstance(stop, Terminated) else EXIT_INTERRUPTED
 
 
 @dataclass(frozen=True)
 class Command:
-    """One subcommand. Write ``help`` as a plain string literal: the overview reads it without importing the module.
+    """A subcommand. Write ``help`` as a plain string literal: the overview reads it without importing the module.
 
-    add_arguments: adds the flags to a fresh parser; run: does the work and returns the exit code
-    (0 done, 1 refused or infeasible, 2 usage or input, 3 unreachable, ``exit_code_of`` what stopped it when it ends
-    with what there was) or raises a ``RooftuneError``. What serves until it is told to end, ends with 0 when it is.
+    add_arguments: adds the flags to a fresh parser; run: returns the exit code (0 done, 1 refused or infeasible,
+    2 usage or input, 3 unreachable, ``exit_code_of`` the signal after an early end with partial results) or raises
+    a ``RooftuneError``. A server that a signal stops returns 0.
     """
 
     name: str
@@ -44,10 +44,9 @@ class Command:
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured figure of a benchmark, in ``unit``.
+    """A benchmark's figure, in ``unit``.
 
-    baseline: what it is compared with, in the same unit; None when there is nothing to compare with.
-    ratio: value / baseline unless the bench states another one; None without a baseline.
+    baseline: to compare with, in the same unit, if any. ratio: value / baseline unless the bench states another one.
     """
 
     name: str
@@ -64,7 +63,7 @@ class Figure:
             object.__setattr__(self, "ratio", self.value / self.baseline)
 
 
-# A bench gets ``short`` (True: seconds, for every run of the tests; False: the full measurement).
+# The argument is ``short``: True takes seconds, for every test run; False is the full measurement.
 Bench = Callable[[bool], Iterable[Figure]]
 
 

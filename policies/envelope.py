@@ -1,8 +1,8 @@
-"""What may be moved, and how far: the table of knobs, and the bounds an engine fixed at its start.
+"""The table of knobs, and the bounds that an engine fixed at its start.
 
-Knobs are the fields of ``rooftune.policies.request.Setting``. A policy is moved like any knob: ``budget_policy``,
-``order_policy`` and their parameters each have a bound, and one that an engine lacks is absent. Flags, wire, canonical
-form, reports and the hook's probe are made from the table.
+Knobs are the fields of ``rooftune.policies.request.Setting``. Policies are knobs too: ``budget_policy``,
+``order_policy`` and their parameters each have a bound; those that an engine lacks are absent. Flags, wire, canonical
+form, reports and the hook's probe come from the table.
 """
 
 import math
@@ -22,7 +22,7 @@ Number = int | float
 
 
 class Role(StrEnum):
-    """How a search treats a knob: tries its values, sets it along with a searched knob, or leaves it alone."""
+    """How a search treats a knob: tries its values, sets it with a searched knob, or leaves it alone."""
 
     SEARCHED = "searched"
     FOLLOWER = "follower"
@@ -30,7 +30,7 @@ class Role(StrEnum):
 
 
 class Unit(StrEnum):
-    """What a knob counts in. The first three are whole numbers."""
+    """A knob's unit. The first three are whole numbers."""
 
     COUNT = "count"
     SWITCH = "switch"
@@ -41,7 +41,7 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True)
 class Policy:
-    """One value of a policy knob. kind: on the wire and, with hyphens, as a flag; words: in reports."""
+    """A value of a policy knob. kind: on the wire and, with hyphens, as a flag; words: in reports."""
 
     kind: str
     words: str
@@ -63,13 +63,13 @@ ORDER_POLICIES = (
 class Knob:
     """One field of ``Setting``.
 
-    label: its name in reports. least, most: bounds of an engine that moves every knob; ``most`` from its boot budget
-    and its boot sequence cap. flag: how a command line names it, without the dashes; help: the flag's. ratio: its
-    effect grows with its ratio, so it moves in limited steps.
+    label: its name in reports. least, most: bounds of an engine that moves every knob; ``most`` takes the boot budget
+    and the boot sequence cap. flag: on a command line, without the dashes; help: the flag's. ratio: its effect grows
+    with its ratio, so it moves in limited steps.
 
-    policy: which of the two policies it belongs to; choices: of that policy itself, by value; under: the values of the
-    policy that read it; part: its name within the policy's message on the wire. beside: it acts only while one of these
-    knobs is not 0. needed: it has no useful default, so that it must be stated where it acts.
+    policy: the policy it belongs to; choices: of a policy knob, by value; under: the policy values that read it; part:
+    its name in the policy's wire message. beside: acts only while one of these knobs is not 0. needed: without a useful
+    default, so it must be stated where it acts.
     """
 
     name: str
@@ -90,11 +90,10 @@ class Knob:
 
     @property
     def whole(self) -> bool:
-        """Whether it holds whole numbers."""
         return self.unit in (Unit.COUNT, Unit.SWITCH, Unit.CHOICE)
 
     def acts(self, setting: Setting) -> bool:
-        """Whether the other knobs of a setting let this one do anything."""
+        """Whether this knob has an effect in ``setting``."""
         if self.under:
             return getattr(setting, self.policy or "") in self.under
         return not self.beside or any(getattr(setting, name) for name in self.beside)
@@ -116,7 +115,7 @@ _CAPS = ("max_partial_prefills", "max_long_partial_prefills")
 _SEARCHED, _FOLLOWER, _KEPT = Role.SEARCHED, Role.FOLLOWER, Role.KEPT
 _HOUR = _constant(MOST_S)
 
-# In the order in which reports list them. A new field of Setting needs a row here.
+# In the order of reports. A new field of Setting needs a row here.
 KNOBS = (
     Knob(
         "step_tokens", "token budget", _SEARCHED, Unit.COUNT, 1, _ceiling,
@@ -202,16 +201,16 @@ FOLLOWERS = frozenset(knob.name for knob in KNOBS if knob.role is Role.FOLLOWER)
 
 
 def canonical(setting: Setting) -> Setting:
-    """One value for settings that do the same: the numbers of policies that are not in force are at their defaults.
+    """The same value for settings with the same effect: numbers of inactive policies take their defaults.
 
-    The protocol moves a policy as a whole, so an engine may keep the numbers of one that is no longer in force.
+    The protocol moves a policy as a whole, so an engine may keep the numbers of one no longer in force.
     """
     idle = [knob.name for knob in KNOBS if knob.under and not knob.acts(setting)]
     return setting._replace(**{name: Setting._field_defaults[name] for name in idle})
 
 
 class Mode(StrEnum):
-    """Whether a knob moves between two steps, only by a restart, or does not exist in this engine."""
+    """Whether a knob moves between two steps, needs a restart, or does not exist in this engine."""
 
     LIVE = "live"
     RESTART = "restart"
@@ -219,7 +218,7 @@ class Mode(StrEnum):
 
 
 class Broken(StrEnum):
-    """Which rule a value breaks."""
+    """The rule that a value breaks."""
 
     MINIMUM = "minimum"
     MAXIMUM = "maximum"
@@ -231,7 +230,7 @@ class Broken(StrEnum):
 
 @dataclass(frozen=True)
 class KnobBound:
-    """Least and greatest value of one knob, inclusive, in the knob's own unit; both ignored when it is absent."""
+    """Least and greatest value of a knob, inclusive, in its unit; ignored when it is absent."""
 
     name: str
     minimum: Number
@@ -247,7 +246,7 @@ class KnobBound:
 
 @dataclass(frozen=True)
 class Violation:
-    """One value that cannot be pushed. limit: the bound it breaks; None when the rule is not a number."""
+    """A value that cannot be pushed. limit: the broken bound; None when the rule has none."""
 
     knob: str
     value: Number
@@ -257,7 +256,7 @@ class Violation:
 
 @dataclass(frozen=True)
 class Envelope:
-    """The bounds of every knob that an engine knows; a knob without a bound is absent."""
+    """An engine's bounds; a knob without one is absent."""
 
     bounds: tuple[KnobBound, ...]
 
@@ -288,25 +287,25 @@ class Envelope:
         return None
 
     def violations(self, changes: Mapping[str, Number], in_force: Setting) -> tuple[Violation, ...]:
-        """Everything that forbids ``changes`` to the setting in force, in the order of the changes; () = allowed.
+        """Why ``changes`` to the setting in force are forbidden, in their order; () = allowed.
 
-        A knob that needs a restart, or is absent, may be named only by the value it has (absent: not at all).
+        Naming a knob that needs a restart is allowed with its current value; naming an absent one never is.
         """
         found = (self._check_one(name, value, in_force) for name, value in changes.items())
         return tuple(violation for violation in found if violation is not None)
 
     def clamp(self, setting: Setting) -> Setting:
-        """The setting with every known knob inside its bounds: the last fence before a scheduler."""
+        """The setting with every knob inside its bounds: the last guard before a scheduler."""
         inside = {
             name: min(max(getattr(setting, name), bound.minimum), bound.maximum) for name, bound in self.by_name.items()
         }
         return setting._replace(**inside)
 
     def holds(self, setting: Setting) -> bool:
-        """Whether every known knob of the setting lies within its bounds."""
+        """Whether every knob lies within its bounds."""
         return all(bound.minimum <= getattr(setting, name) <= bound.maximum for name, bound in self.by_name.items())
 
 
 def full_bounds(ceiling_tokens: int, max_running: int) -> tuple[KnobBound, ...]:
-    """Bounds of an engine that moves every knob, from its boot budget and its boot sequence cap."""
+    """Bounds of an engine that moves every knob."""
     return tuple(KnobBound(knob.name, knob.least, knob.most(ceiling_tokens, max_running)) for knob in KNOB.values())

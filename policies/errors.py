@@ -1,8 +1,7 @@
 """The one error tree. A message names the value, the bound and the remedy.
 
-Every error that may reach a person derives from ``RooftuneError`` and carries the exit code of the
-command: 1 refused or infeasible, 2 usage or input, 3 unreachable. Anything else that reaches the
-border is a defect of ours and is shown as such.
+Every error for the user derives from ``RooftuneError`` and carries the command's exit code: 1 refused or infeasible,
+2 usage or input, 3 unreachable. Any other exception is a defect of ours and is reported as one.
 """
 
 from typing import ClassVar
@@ -15,23 +14,23 @@ class RooftuneError(Exception):
 
 
 class InputError(RooftuneError):
-    """What the operator gave (flag, file, configuration, value) cannot be used."""
+    """An invalid flag, file, configuration or value."""
 
     exit_code: ClassVar[int] = 2
 
 
 class MissingDataError(InputError):
-    """Measurements that the project does not ship are not where they are looked for."""
+    """Measurements that the project does not ship are missing."""
 
 
 class InfeasibleError(RooftuneError):
-    """The request is well-formed, but nothing satisfies it."""
+    """The request is valid, but nothing satisfies it."""
 
     exit_code: ClassVar[int] = 1
 
 
 class RefusedError(RooftuneError):
-    """A guard, a bound or the other side said no."""
+    """A guard, a bound or the other side refused."""
 
     exit_code: ClassVar[int] = 1
 
@@ -43,7 +42,7 @@ class UnreachableError(RooftuneError):
 
 
 def shown(value: object, limit: int = 60) -> str:
-    """A value for a message: on one line, escaped, at most ``limit`` characters."""
+    """A value for a message: one line, escaped, at most ``limit`` characters."""
     try:
         text = repr(value)
     except ValueError:  # Python refuses to print integers above some thousand digits
@@ -57,5 +56,5 @@ def printable(text: str, other: str = " ") -> str:
 
 
 def bad_value(what: str, value: object, bound: str, remedy: str) -> InputError:
-    """One clear line: what was given, what is allowed, what to do."""
+    """One line: the value, the bound, the remedy."""
     return InputError(f"{what} is {value!r}, must be {bound}; {remedy}")

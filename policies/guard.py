@@ -1,8 +1,8 @@
-"""The guard: from the situation to push, hold or revert, with one reason. Pure; the first rule that speaks decides.
+"""The guard: push, hold or revert, with one reason. Pure; the first rule that applies decides.
 
-Order: what cannot be seen, what is not ours, what hurts, what leads nowhere, what is forbidden or unfinished, what is
-not worth it, what is too soon.
-A push that is in force may always be taken back, also while paused, in a deploy or outside a window.
+Order: stale metrics, a block, another's lease, a restart, harm, hopeless trials, pauses and unfinished trials, too
+little gain, the envelope, too early. A push in force may always be reverted, also while paused, in a deploy or outside
+a window.
 """
 
 import math
@@ -37,10 +37,10 @@ class WeekSpan:
 
 @dataclass(frozen=True)
 class GuardLimits:
-    """What the operator allows. Gains are shares of requests; exploration is paid in SLO-seconds.
+    """The operator's limits. Gains are shares of requests; exploration costs SLO-seconds.
 
     One SLO-second is a second in which every request misses its targets (or two in which half do).
-    no_push: spans without pushes. push_only: when any are given, pushes happen inside them alone.
+    no_push: spans without pushes. push_only: if given, the only spans with pushes.
     """
 
     largest_ratio: float = 2.0
@@ -73,8 +73,8 @@ class Action(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a cycle ended as it did: the guard's own reasons in the order in which it looks, then those of the facts
-    that it is given (nothing can be judged, there is no proposal) and of a request to the engine that failed."""
+    """Why a cycle ended as it did: the guard's own reasons in its order, then those of its inputs (nothing to judge,
+    no proposal) and of a failed request to the engine."""
 
     METRICS_STALE = "metrics_stale"
     ENGINE_RESTARTED = "engine_restarted"
@@ -103,38 +103,38 @@ class Reason(StrEnum):
     STEP_LIMITED = "step_limited"
     OK = "ok"
 
-    UNREACHABLE = "unreachable"  # any PortFault but the next three; the lease takes care of the engine
+    UNREACHABLE = "unreachable"  # any PortFault but the next three; the lease protects the engine
     UNAUTHORIZED = "unauthorized"
     NO_PROTOCOL = "no_protocol"  # 404, redirect, another protocol version
     GARBAGE = "garbage"
-    NO_SIGNAL = "no_signal"  # steps run, but no request ended: nothing to judge
+    NO_SIGNAL = "no_signal"  # steps run, but no request has ended
     IDLE = "idle"  # nothing runs
     STALLED = "stalled"  # requests wait or run, no step or no progress
     TOO_LITTLE_DATA = "too_little_data"  # the window is not full yet
     SEARCHING = "searching"  # the child process has not answered yet
     FIT_REFUSED = "fit_refused"  # detail holds the FitCode
-    WORKER_FAILED = "worker_failed"  # the child process died, ran out of memory or of time
+    WORKER_FAILED = "worker_failed"  # the child process died, ran out of memory or timed out
     HELD_BY_OTHER = "held_by_other"  # another controller holds the lease
     CONFLICT = "conflict"  # 409: the revision moved under us
-    REFUSED = "refused"  # 422: the engine says outside its envelope, or 403 read-only
-    STORE_FAILED = "store_failed"  # the cycle could not be written down, so nothing was pushed
+    REFUSED = "refused"  # 422: outside the engine's envelope, or 403: read-only
+    STORE_FAILED = "store_failed"  # the cycle could not be recorded, so nothing was pushed
     NULL_RESULT = "null_result"  # the setting in force is within noise of the best
     NO_TARGETS_MISSED = "no_targets_missed"  # every request already meets the targets
-    FROZEN_BY_SIGNAL = "frozen_by_signal"  # one of the signals says that no setting can be judged now
-    ABORT_STORM = "abort_storm"  # too many requests hung up: the window says nothing
-    FOUND_FOREIGN = "found_foreign"  # our lease holds a setting that this controller does not know: taken back
+    FROZEN_BY_SIGNAL = "frozen_by_signal"  # under one of the signals no setting can be judged
+    ABORT_STORM = "abort_storm"  # too many aborts to judge the window
+    FOUND_FOREIGN = "found_foreign"  # our lease held a setting unknown to this controller: taken back
 
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """Everything the guard looks at. NaN stands for unknown and is never taken for a good sign.
+    """The guard's facts. NaN: unknown, never a good sign.
 
-    metrics_age_s, since_push_s (+inf: never pushed), shadow_s (time spent in shadow so far), in seconds.
-    predicted_gain and twin_error in attainment; exploration_*_slo_s in SLO-seconds of the running day.
-    push_in_force: a setting of ours holds a lease; verdict: of that push, None while none is due.
-    unjudgeable: why no setting can be judged now. why_no_proposal: what the search says where it proposes nothing.
+    metrics_age_s, since_push_s (+inf: never pushed), shadow_s (time spent in shadow so far): seconds.
+    predicted_gain, twin_error: in attainment; exploration_*_slo_s: SLO-seconds of the current day.
+    push_in_force: a setting of ours holds a lease; verdict: on that push, None while none is due.
+    unjudgeable: why no setting can be judged now. why_no_proposal: the search's reason without a proposal.
     held_by_other: another controller holds the lease. foreign: our lease holds a setting that we do not know.
-    hung_up, none_finish: under this trial far more requests hang up than before it, or none finishes any more.
+    hung_up, none_finish: under this trial far more requests abort than before, or none finishes any more.
     """
 
     live: bool
@@ -170,13 +170,13 @@ class Situation:
 
     @property
     def on_trial(self) -> bool:
-        """Whether a push of ours is in force whose verdict is due."""
+        """Whether our push in force still awaits its verdict."""
         return self.push_in_force and not self.verified
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What a cycle does and why. setting: what to push, or what shadow mode (or a wait) keeps back; None otherwise.
+    """A cycle's action and reason. setting: to push, or held back by shadow mode or a wait; None otherwise.
 
     detail: for people, one line. violations: of a refused proposal.
     """
@@ -193,12 +193,12 @@ def _hold(reason: Reason, setting: Setting | None = None) -> Decision:
 
 
 def _stale(now: Situation, limits: GuardLimits) -> Decision | None:
-    """Nothing can be seen: the lease takes care of the engine."""
+    """Without fresh metrics the lease protects the engine."""
     return None if now.metrics_age_s <= limits.max_metrics_age_s else _hold(Reason.METRICS_STALE)
 
 
 def _blocked(now: Situation, limits: GuardLimits) -> Decision | None:
-    """An operator's revert holds everything back, but what hurts is still taken back."""
+    """An operator's revert blocks pushes; a harmful push still goes back."""
     if now.blocked and not now.engine_restarted and _hurt(now, limits) is None:
         return _hold(Reason.BLOCKED_AFTER_REVERT)
     return None
@@ -215,7 +215,7 @@ def _restarted(now: Situation, limits: GuardLimits) -> Decision | None:
 
 
 def _hurt(now: Situation, limits: GuardLimits) -> Decision | None:
-    """Harm ends a push of ours and forbids a new one."""
+    """Harm ends our push and forbids a new one."""
     back = Action.REVERT if now.push_in_force else Action.HOLD
     if now.thresholds_crossed:
         return Decision(back, Reason.OPERATOR_THRESHOLD)
@@ -231,16 +231,16 @@ def _hurt(now: Situation, limits: GuardLimits) -> Decision | None:
 
 
 def _hopeless(now: Situation, limits: GuardLimits) -> Decision | None:
-    """A trial that can come to no verdict, or costs too much, goes back; also while paused or in a deploy."""
+    """A trial that cannot reach a verdict, or costs too much, goes back; also while paused or in a deploy."""
     if not now.on_trial:
         return None
     if now.unjudgeable is Reason.STALLED or now.none_finish:
         return Decision(Action.REVERT, Reason.STALLED)
     if now.hung_up:
-        return Decision(Action.REVERT, Reason.ABORT_STORM, detail="far more requests hang up than before the push")
+        return Decision(Action.REVERT, Reason.ABORT_STORM, detail="far more requests abort than before the push")
     spent_slo_s = now.exploration_spent_slo_s
     if now.verdict is not Verdict.BETTER and spent_slo_s > limits.exploration_slo_s_per_day:
-        return Decision(Action.REVERT, Reason.EXPLORATION_BUDGET, detail="this trial used it up and goes back")
+        return Decision(Action.REVERT, Reason.EXPLORATION_BUDGET, detail="this trial used up the budget and goes back")
     return None
 
 
@@ -297,14 +297,14 @@ def _too_soon(now: Situation, limits: GuardLimits) -> Reason | None:
 
 
 def changes(before: Setting, after: Setting) -> dict[str, int | float]:
-    """The knobs that differ, with their new values: what a push names."""
+    """The knobs that differ, with their new values."""
     return {name: new for name, old, new in zip(Setting._fields, before, after, strict=True) if new != old}
 
 
 def limit_step(in_force: Setting, wanted: Setting, largest_ratio: float) -> Setting:
-    """``wanted``, with each of RATIO_KNOBS at most ``largest_ratio`` times above or below what is in force.
+    """``wanted``, with each of RATIO_KNOBS within a factor of ``largest_ratio`` of its value in force.
 
-    A chunk cap of 0 (none) stands for the token budget, above which a cap binds nothing. A step is at least 1.
+    A chunk cap of 0 (none) counts as the token budget, above which no cap binds. A step is at least 1.
     """
     limited: dict[str, int] = {"step_tokens": wanted.step_tokens}
     for name in RATIO_KNOBS:
@@ -322,19 +322,19 @@ def limit_step(in_force: Setting, wanted: Setting, largest_ratio: float) -> Sett
     return wanted._replace(**limited)
 
 
-# The first that speaks decides.
+# The first that applies decides.
 _RULES = (_stale, _blocked, _not_ours, _restarted, _hurt, _hopeless, _frozen, _worthless)
 
 
 def decide(now: Situation, limits: GuardLimits) -> Decision:
     """Push, hold or revert, and the reason. Shadow mode decides the same and moves nothing."""
-    said = next((said for rule in _RULES if (said := rule(now, limits)) is not None), None) or _push(now, limits)
-    return said if now.live or said.action is Action.HOLD else _hold(Reason.SHADOW, said.setting)
+    found = next((found for rule in _RULES if (found := rule(now, limits)) is not None), None) or _push(now, limits)
+    return found if now.live or found.action is Action.HOLD else _hold(Reason.SHADOW, found.setting)
 
 
 def _push(now: Situation, limits: GuardLimits) -> Decision:
-    """The proposal, or the first step towards it, where envelope, week and budget allow it."""
-    assert now.proposal is not None  # _worthless spoke otherwise
+    """The proposal, or a step towards it, if envelope, week and budget allow it."""
+    assert now.proposal is not None  # _worthless has decided otherwise
     forbidden = _forbidden(now, now.proposal)
     if forbidden is not None:
         return forbidden

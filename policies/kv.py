@@ -1,10 +1,9 @@
-"""KV blocks: counted, or held in a pool that finds prefixes again by content, as vLLM's does.
+"""KV blocks: counted, or in a pool that finds prefixes by content, as vLLM's does.
 
-With ``Boot.contents`` off only ``counters[FREE_BLOCKS]`` moves. With it on every block has an id, a
-reference count and, once it is full, a content key. Free blocks stand in one list in eviction order:
-blocks that cannot be found are put in front (last freed, first reused), findable ones at the end
-(evicted oldest first). Two blocks may carry the same key; the one registered first is the one found.
-Behaviour read from vLLM 0.32 (v1/core/block_pool.py, single_type_kv_cache_manager.py).
+With ``Boot.contents`` off only ``counters[FREE_BLOCKS]`` moves. With it on every block has an id, a reference count
+and, once full, a content key. Free blocks form one list in eviction order: those without a key go to the front (last
+freed, first reused), the others to the end (oldest evicted first). Of blocks with the same key the first registered is
+found. Behaviour as in vLLM 0.32 (v1/core/block_pool.py, single_type_kv_cache_manager.py).
 """
 
 from rooftune.policies.request import (
@@ -30,7 +29,6 @@ from rooftune.policies.request import (
 
 
 def blocks_for(tokens: int, block_tokens: int) -> int:
-    """Blocks that hold ``tokens`` tokens."""
     return (tokens + block_tokens - 1) // block_tokens
 
 
@@ -67,7 +65,7 @@ def _forget(state: State, block: int) -> None:
 
 
 def _unlink_free(state: State, block: int) -> None:
-    """Take a block out of the middle of the free list (it was found by content)."""
+    """Take a block that was found by content out of the free list."""
     blocks, counters = state.blocks, state.counters
     before, after = blocks[block][PREV_FREE], blocks[block][NEXT_FREE]
     if before < 0:
@@ -109,7 +107,7 @@ def _insert_free(state: State, block: int, after_block: int) -> None:
 
 
 def find_prefix(state: State, boot: Boot, request: int) -> int:
-    """Leading tokens of a waiting request that need not be computed; whole blocks, never all of them."""
+    """Cached leading tokens of a waiting request: whole blocks, never the whole request."""
     row = state.requests[request]
     whole = (row[KNOWN] - 1) // boot.block_tokens
     if boot.contents == 0:
@@ -126,12 +124,12 @@ def find_prefix(state: State, boot: Boot, request: int) -> int:
 
 
 def fits(state: State, boot: Boot, request: int, hit_tokens: int, total_tokens: int) -> bool:
-    """True when ``total_tokens`` of a waiting request fit the free blocks, found ones being shared."""
+    """True when ``total_tokens`` of a waiting request fit the free blocks; it shares the found ones."""
     found = hit_tokens // boot.block_tokens if boot.contents != 0 else 0
     need = blocks_for(total_tokens, boot.block_tokens) - found
     at = state.requests[request][KEY_AT]
     for index in range(found):
-        # A found block that no request holds is in the free list: taking it uses up a free place.
+        # A found block without a holder is in the free list: taking it uses a free block.
         if state.blocks[state.key_head[state.keys[at + index]]][REFERENCES] == 0:
             need += 1
     return bool(need <= state.counters[FREE_BLOCKS])
@@ -156,12 +154,12 @@ def take_prefix(state: State, boot: Boot, request: int, hit_tokens: int) -> None
 
 
 def grow(state: State, boot: Boot, request: int, total_tokens: int) -> bool:
-    """Hold blocks for ``total_tokens`` tokens; False, and nothing taken, when they do not fit."""
+    """Hold blocks for ``total_tokens`` tokens; False, without any change, when they do not fit."""
     row = state.requests[request]
     if total_tokens <= row[HELD] * boot.block_tokens and (
         boot.contents == 0 or total_tokens // boot.block_tokens <= row[HASHED]
     ):
-        return True  # what nearly every decode finds: room, and no block that this token fills
+        return True  # nearly every decode: there is room, and its token fills no block
     need = blocks_for(total_tokens, boot.block_tokens) - row[HELD]
     if need > state.counters[FREE_BLOCKS]:
         return False
@@ -189,7 +187,7 @@ def _register(state: State, boot: Boot, request: int, total_tokens: int) -> None
     for index in range(row[HASHED], tokens // boot.block_tokens):
         block = state.table[row[TABLE_AT] + index]
         key = state.keys[row[KEY_AT] + index]
-        if key < 0:  # content not known: neither this block nor a later one can be found again
+        if key < 0:  # unknown content: neither this block nor a later one can be found
             return
         tail = state.key_tail[key]
         blocks[block][KEY] = key

@@ -1,12 +1,12 @@
-"""Leases: every push holds for a limited time, then the engine is at its boot setting again by itself.
+"""Leases: every push holds for a limited time, then the engine returns to its boot setting by itself.
 
-Pure transitions over a frozen ``LeaseBook``; the caller brings the time. The engine's own monotonic clock is
-meant, yet no clock is trusted: a lease may end early, never late.
+Pure transitions over a frozen ``LeaseBook``; the caller passes the engine's monotonic time. No clock is trusted: a
+lease may end early, never late.
 
-- Ahead: a jump past the end of a lease ends it, like waiting does.
-- Back: the book keeps the latest time it saw. Up to ``BACKWARD_SLACK_S`` behind it (threads that read the clock
-  and then queue) the latest time counts. Further back it is unknown how much time has passed: the lease ends.
-- A time that is not a finite number ends the lease, and no lease can be granted on it.
+- A jump ahead past the end of a lease ends it.
+- A jump back: the book keeps the latest time seen, which counts up to ``BACKWARD_SLACK_S`` behind it (threads may read
+  the clock and then queue). Further back the elapsed time is unknown, and the lease ends.
+- A time that is not finite ends the lease and grants none.
 """
 
 import math
@@ -57,7 +57,7 @@ REFUSALS = frozenset(
 
 @dataclass(frozen=True)
 class Lease:
-    """One push in force. granted_s and every ``now_s`` on one clock, in seconds; length_s above 0, finite."""
+    """A push in force. granted_s and every ``now_s``: seconds on one clock; length_s: above 0, finite."""
 
     actor: str
     reason: str
@@ -82,15 +82,15 @@ class Lease:
         return self.left_s(now_s) <= 0.0
 
     def holds(self, now_s: float) -> bool:
-        """The same as not expired, at the price of a comparison: every step asks."""
+        """Not expired, in one comparison: every step calls it."""
         return 0.0 <= now_s - self.granted_s < self.length_s
 
 
 @dataclass(frozen=True)
 class Push:
-    """A wish: ``changes`` (knob to value) on top of the setting in force; knobs not named stay as they are.
+    """A request for ``changes`` (knob -> value) to the setting in force; other knobs stay as they are.
 
-    step_model: the constants that the budget policy STEP_TIME_TARGET counts with; None keeps those in force.
+    step_model: constants for the budget policy STEP_TIME_TARGET; None keeps those in force.
     """
 
     changes: Mapping[str, Number]
@@ -139,7 +139,7 @@ class LeaseBook:
 
 @dataclass(frozen=True)
 class LeaseOutcome:
-    """What happened. revision: the one in force afterwards; violations: only for outside_envelope."""
+    """A transition's result. revision: in force afterwards; violations: only for outside_envelope."""
 
     reason: LeaseReason
     revision: int
@@ -151,7 +151,7 @@ class LeaseOutcome:
 
 
 def boot_book(envelope: Envelope, boot: Setting, now_s: float, max_lease_s: float = MAX_LEASE_S) -> LeaseBook:
-    """The book of an engine that has just started. Raises InputError when boot lies outside the envelope."""
+    """The book of a freshly started engine. Raises InputError when boot lies outside the envelope."""
     if not math.isfinite(now_s):
         raise bad_value("now_s", now_s, "finite", "start on a readable clock")
     return LeaseBook(envelope, boot, boot, 0, None, False, now_s, max_lease_s)
@@ -162,14 +162,14 @@ def _boot(book: LeaseBook, blocked: bool) -> LeaseBook:
 
 
 def _seen(book: LeaseBook, seen_s: float) -> LeaseBook:
-    """The book at another time. Nothing that was checked has changed, and every step under a lease comes here."""
+    """The book at another time, without the checks: every step under a lease calls it."""
     later = object.__new__(LeaseBook)
     later.__dict__.update(book.__dict__, seen_s=seen_s)
     return later
 
 
 def _settle(book: LeaseBook, now_s: float) -> tuple[LeaseBook, float, LeaseReason | None]:
-    """The book at ``now_s``, the time that counts, and why a lease ended (None: none did)."""
+    """The book at ``now_s``, the time that counts, and why a lease ended, if one did."""
     if not math.isfinite(now_s):
         ended: LeaseReason | None = LeaseReason.CLOCK_UNREADABLE
         counts_s = book.seen_s
@@ -186,16 +186,16 @@ def _settle(book: LeaseBook, now_s: float) -> tuple[LeaseBook, float, LeaseReaso
 
 
 def expire(book: LeaseBook, now_s: float) -> tuple[LeaseBook, LeaseOutcome]:
-    """To be called between steps: ends the lease when its time is over or the clock cannot be trusted."""
+    """Ends the lease when it has expired or the clock cannot be trusted. Call between steps."""
     settled, _, ended = _settle(book, now_s)
     return settled, LeaseOutcome(ended or LeaseReason.NOTHING_TO_DO, settled.revision)
 
 
-def push(book: LeaseBook, wish: Push, now_s: float) -> tuple[LeaseBook, LeaseOutcome]:
-    """The wish in force under a new lease, whole; or refused, and then nothing of it is.
+def push(book: LeaseBook, request: Push, now_s: float) -> tuple[LeaseBook, LeaseOutcome]:
+    """Grants the whole request under a new lease, or refuses all of it.
 
-    A lease that is over by now ends first, so a refusal can come with a new revision. The holder of a live lease
-    may renew or change it; another actor is refused until it ends or is reverted.
+    An expired lease ends first, so a refusal can come with a new revision. The holder of a lease may renew or change
+    it; another actor is refused until it ends or is reverted.
     """
     book, counts_s, _ = _settle(book, now_s)
 
@@ -206,26 +206,26 @@ def push(book: LeaseBook, wish: Push, now_s: float) -> tuple[LeaseBook, LeaseOut
         return refuse(LeaseReason.CLOCK_UNREADABLE)
     if book.blocked:
         return refuse(LeaseReason.BLOCKED_BY_REVERT)
-    if wish.expected_revision != book.revision:
+    if request.expected_revision != book.revision:
         return refuse(LeaseReason.CONFLICT_REVISION)
-    if book.lease is not None and book.lease.actor != wish.actor:
+    if book.lease is not None and book.lease.actor != request.actor:
         return refuse(LeaseReason.HELD_BY_OTHER)
-    if not 0.0 < wish.lease_s <= book.max_lease_s:
+    if not 0.0 < request.lease_s <= book.max_lease_s:
         return refuse(LeaseReason.LEASE_LENGTH)
-    violations = book.envelope.violations(wish.changes, book.setting)
+    violations = book.envelope.violations(request.changes, book.setting)
     if violations:
         return refuse(LeaseReason.OUTSIDE_ENVELOPE, violations)
-    setting = Setting(**(book.setting._asdict() | dict(wish.changes)))
-    step_model = wish.step_model or book.step_model
+    setting = Setting(**(book.setting._asdict() | dict(request.changes)))
+    step_model = request.step_model or book.step_model
     if setting.budget_policy == STEP_TIME_TARGET and step_model is None:
         return refuse(LeaseReason.NEEDS_STEP_MODEL)
-    lease = Lease(wish.actor, wish.reason, book.revision + 1, counts_s, wish.lease_s)
+    lease = Lease(request.actor, request.reason, book.revision + 1, counts_s, request.lease_s)
     after = replace(book, revision=lease.revision, setting=setting, lease=lease, step_model=step_model)
     return after, LeaseOutcome(LeaseReason.OK, after.revision)
 
 
 def revert(book: LeaseBook, now_s: float, *, block: bool) -> tuple[LeaseBook, LeaseOutcome]:
-    """Boot setting now, whatever the clock says. block: an operator wants no further push until ``resume``."""
+    """Boot setting now, whatever the clock says. block: refuse pushes until ``resume``."""
     book, _, _ = _settle(book, now_s)
     if book.lease is None and book.blocked >= block:
         return book, LeaseOutcome(LeaseReason.NOTHING_TO_DO, book.revision)
@@ -234,7 +234,7 @@ def revert(book: LeaseBook, now_s: float, *, block: bool) -> tuple[LeaseBook, Le
 
 
 def resume(book: LeaseBook, now_s: float) -> tuple[LeaseBook, LeaseOutcome]:
-    """Pushes are allowed again after a blocking revert."""
+    """Allows pushes again after a blocking revert."""
     book, _, _ = _settle(book, now_s)
     if not book.blocked:
         return book, LeaseOutcome(LeaseReason.NOTHING_TO_DO, book.revision)

@@ -1,9 +1,8 @@
 """Order policies: which prefill gets the tokens that decodes leave.
 
-Every policy is a rank and a value; the smallest (rank, value, arrival, index) goes first. Requests that
-were preempted come first, then those that have waited ``aging_s`` (oldest first), then the policy's own order:
-SHORTEST_FIRST by prompt tokens left; DEADLINE by prompt tokens left among those that can still meet their
-TTFT target, the others after them.
+Every policy is a rank and a value; the smallest (rank, value, arrival, index) goes first. Preempted requests come
+first, then those that have waited ``aging_s`` (oldest first), then the policy's own order: SHORTEST_FIRST by prompt
+tokens left; DEADLINE likewise, with requests that can no longer meet their TTFT target last.
 """
 
 from rooftune.policies.request import CACHED, COMPUTED, DEADLINE, KNOWN, PROMPT, RUNNING, STATUS, Setting, State
@@ -15,7 +14,7 @@ LATE = 3
 
 
 def rank(state: State, setting: Setting, request: int, now_s: float) -> int:
-    """The class of a prefill, see above; ``now_s`` on the clock of ``State.arrival_s``."""
+    """A prefill's rank; ``now_s`` on the clock of ``State.arrival_s``."""
     row = state.requests[request]
     if row[KNOWN] > row[PROMPT]:
         return FIRST
@@ -29,7 +28,7 @@ def rank(state: State, setting: Setting, request: int, now_s: float) -> int:
 
 
 def tokens_left(state: State, request: int) -> int:
-    """Prompt tokens still to compute; a waiting request's known cache hit does not count."""
+    """Prompt tokens left to compute, without a waiting request's known cache hit."""
     row = state.requests[request]
     if row[STATUS] == RUNNING:
         return int(row[KNOWN] - row[COMPUTED])

@@ -1,4 +1,4 @@
-"""What became of each request of a run, measured or simulated: the one value that targets are judged on."""
+"""The outcome of each request of a run, measured or simulated: what targets are judged on."""
 
 from dataclasses import dataclass, field, fields
 
@@ -30,16 +30,16 @@ def _no_counts() -> IntArray:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outcomes:
-    """Requests of one run as columns of length n; an instant that was not reached is NaN.
+    """A run's requests as columns of length n; NaN: instant not reached.
 
     Needed: arrival_s, first_token_s, finish_s (seconds on one clock), prompt_tokens, output_tokens.
-    Optional, empty when not recorded: scheduled_s; longest_gap_s (0 or NaN when the request has no gaps) with
-    gap_count (gaps of the request); cached_tokens; tenant (index into tenant_names); failed (empty: none failed).
+    Optional, empty when not recorded: scheduled_s; longest_gap_s (0 or NaN without gaps) with gap_count;
+    cached_tokens; tenant (index into tenant_names); failed (empty: none failed).
     gap_bounds_s (k,) and gap_over (n, k): gaps of each request strictly above each bound.
     gap_values_s (m,) and gap_weights (m,): the exact distribution of all gaps of the run.
-    A target that needs a part which is empty raises InputError when it is judged.
+    Judging a target that needs an empty part raises InputError.
 
-    Raises InputError when a column is ragged, negative or not finite where it must be.
+    Raises InputError for a column that is ragged, negative or not finite where it must be.
     """
 
     arrival_s: FloatArray
@@ -80,7 +80,7 @@ class Outcomes:
         if len(self.tenant) and (self.tenant.min() < 0 or self.tenant.max() >= len(self.tenant_names)):
             raise InputError(f"tenant must index one of {len(self.tenant_names)} names; check the column")
         self._check_gaps(n)
-        for entry in fields(self):  # frozen means the content too; views keep the caller's own array writable
+        for entry in fields(self):  # freeze the content too; views keep the caller's array writable
             value = getattr(self, entry.name)
             if isinstance(value, np.ndarray):
                 view = value.view()
@@ -110,12 +110,12 @@ class Outcomes:
 
     @property
     def finished(self) -> BoolArray:
-        """Requests that came to their end and did not fail, shape (n,)."""
+        """Requests that finished without failing, shape (n,)."""
         reached = ~(np.isnan(self.finish_s) | np.isnan(self.first_token_s))
         return reached & ~self.failed if len(self.failed) else reached
 
     def need(self, label: str, why: str) -> npt.NDArray[np.generic]:
-        """The column ``label``, or InputError when it was not recorded although there are requests."""
+        """The column ``label``; raises InputError when there are requests but the column was not recorded."""
         values: npt.NDArray[np.generic] = getattr(self, label)
         if len(self) and not len(values):
             raise InputError(f"{why} needs {label}, which this run did not record; record it or drop the target")

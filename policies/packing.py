@@ -1,11 +1,11 @@
-"""What one step computes: the scheduling decision, as one pure function that every side calls.
+"""The scheduling decision for one step, as a pure function that engine, hook and twin call.
 
-``plan_step`` follows vLLM V1 (read from 0.32, v1/core/sched/scheduler.py: schedule): running requests in
-admission order, then waiting ones, under a token budget; a request that finds no KV block preempts the newest.
-Beyond vLLM it knows partial-prefill caps, order policies and the rule that keeps decodes moving.
+``plan_step`` follows vLLM V1 (0.32, v1/core/sched/scheduler.py: schedule): running requests in admission order, then
+waiting ones, under a token budget; a request without a free KV block preempts the newest. It adds partial-prefill
+caps, order policies and the rule that keeps decodes moving.
 
-It plans, and moves the state to "planned": computed tokens advance at once, as in vLLM. When the step has
-run, ``finish_step`` books the sampled tokens. Everything here is scalar code over arrays: the twin compiles it.
+Computed tokens advance when the step is planned, as in vLLM; ``finish_step`` books the sampled tokens after the step
+has run. All code here is scalar over arrays: the twin compiles it.
 """
 
 from rooftune.policies.budget import step_budget
@@ -49,10 +49,10 @@ NO_CAP = 1 << 60
 
 
 def plan_step(setting: Setting, boot: Boot, model: StepModel, state: State, now_s: float) -> int:
-    """Plan one step at ``now_s``; returns how many requests it computes (rows of ``State.planned``).
+    """Plan one step at ``now_s``; returns the number of its requests (rows of ``State.planned``).
 
-    ``model`` is only read by the step-time-target budget policy. Nothing is planned (0) when nothing waits
-    or nothing that waits fits. The caller keeps max_running at most the budget, or decodes can starve.
+    Only the step-time-target budget policy reads ``model``. Returns 0 when no request runs and no waiting one fits. The
+    caller keeps max_running at most the budget, or decodes can starve.
     """
     counters = state.counters
     counters[STEP] += 1
@@ -89,12 +89,11 @@ def plan_step(setting: Setting, boot: Boot, model: StepModel, state: State, now_
 
 
 def finish_step(boot: Boot, state: State) -> int:
-    """Book the planned step as run; returns how many requests finished.
+    """Book the planned step as run; returns the number of finished requests.
 
-    Every planned request that has no uncomputed token left gets one new token; one that has produced all
-    its output is finished and gives its blocks back, in planned order; with ``boot.plan_ahead`` the end of the next
-    ``plan_step`` gives them back, because that plan is made before the blocks are free. To see who got a token compare
-    ``State.planned`` with the rows: KNOWN - COMPUTED is 1 and KNOWN > PROMPT.
+    Every planned request without an uncomputed token gets a new one; after its last output token it is finished and
+    frees its blocks, in planned order. With ``boot.plan_ahead`` the end of the next ``plan_step`` frees them, because
+    that plan is made before. A planned row has got a token when KNOWN - COMPUTED is 1 and KNOWN > PROMPT.
     """
     requests, counters = state.requests, state.counters
     finished = 0
@@ -114,7 +113,7 @@ def finish_step(boot: Boot, state: State) -> int:
 
 
 def leave(boot: Boot, state: State, request: int) -> None:
-    """Give a finished request's blocks back: now, or at the end of the next plan where that one runs ahead."""
+    """Free a finished request's blocks: now, or with ``plan_ahead`` at the end of the next plan."""
     if boot.plan_ahead == 0:
         release(state, boot, request)
     else:
@@ -123,17 +122,17 @@ def leave(boot: Boot, state: State, request: int) -> None:
 
 
 def release_leaving(boot: Boot, state: State) -> None:
-    """Free the blocks and places of those who finished in the step before the one just planned."""
+    """Free the blocks and places of requests that finished in the step before the one just planned."""
     for index in range(state.counters[LEAVING_COUNT]):
         release(state, boot, state.leaving[index])
     state.counters[LEAVING_COUNT] = 0
 
 
 def effective_budget(budget: int, ceiling_tokens: int, decodes: int) -> int:
-    """One half of the rule that keeps decodes moving: a budget lowered below the decodes at hand carries them all.
+    """One half of the rule that keeps decodes moving: a budget lowered below the running decodes still carries them.
 
     They were admitted under a larger budget, so the step stays below that one while they drain. Never above the
-    boot ceiling. Used by engine, hook and twin alike.
+    boot ceiling.
     """
     if budget >= decodes:
         return budget
@@ -141,16 +140,13 @@ def effective_budget(budget: int, ceiling_tokens: int, decodes: int) -> int:
 
 
 def effective_chunk_cap(cap: int, left: int, decodes_behind: int) -> int:
-    """The other half: a running prefill leaves a token for every decode served behind it.
-
-    min(cap or infinity, tokens left in this step - decodes behind); used by engine, hook and twin alike.
-    """
+    """The other half: a running prefill leaves a token for every decode served behind it."""
     room = left - decodes_behind
     return cap if cap < room else room
 
 
 def _chunk_cap(setting: Setting, boot: Boot, eligible: int) -> int:
-    """The cap in force: none for a lone request; the adaptive variant never cuts below a fair share."""
+    """The cap in force: none for a lone request; the adaptive one never falls below a fair share."""
     cap = setting.chunk_cap_tokens
     if cap <= 0 or eligible <= 1:
         return NO_CAP
@@ -162,7 +158,7 @@ def _chunk_cap(setting: Setting, boot: Boot, eligible: int) -> int:
 def _serve_running(
     boot: Boot, state: State, left: int, cap: int, decodes: int, partials: int, upto: int
 ) -> tuple[int, int]:
-    """Serve running requests in order; returns tokens left and prefills that stay part-way."""
+    """Serve running requests in order; returns tokens left and unfinished prefills."""
     counters, running, requests = state.counters, state.running, state.requests
     behind = decodes
     index = 0
@@ -192,11 +188,11 @@ def _serve_running(
 
 
 def _hold_blocks(boot: Boot, state: State, request: int, tokens: int) -> bool:
-    """Blocks for a running request, preempting the newest until they are there or it is itself the newest."""
+    """Hold blocks for a running request; preempts the newest until they fit or it is the newest itself."""
     counters, running = state.counters, state.running
     while not grow(state, boot, request, tokens):
         place = counters[RUNNING_COUNT] - 1
-        # A request already planned in this step stays (only an order policy can bring that about).
+        # A request already planned in this step stays (happens only under an order policy).
         while place > 0 and state.requests[running[place]][PLANNED_IN] == counters[STEP]:
             place -= 1
         victim = running[place]
@@ -229,7 +225,7 @@ def _plan(state: State, request: int, tokens: int) -> int:
 def _admit_in_order(
     setting: Setting, boot: Boot, state: State, left: int, cap: int, partials: int, now_s: float
 ) -> None:
-    """Admit waiting requests in arrival order; one that a partial-prefill cap holds back is passed over."""
+    """Admit waiting requests in arrival order, passing over those that a partial-prefill cap holds back."""
     counters = state.counters
     request = counters[WAITING_HEAD]
     places = setting.max_running - counters[LEAVING_COUNT]
@@ -282,7 +278,7 @@ def _admit(setting: Setting, boot: Boot, state: State, request: int, left: int, 
 
 
 def _cap_reached(setting: Setting, state: State, request: int, partials: int) -> bool:
-    """True when one more request part-way through its prompt would exceed a cap."""
+    """True when another partial prefill would exceed a cap."""
     if setting.max_partial_prefills > 0 and partials >= setting.max_partial_prefills:
         return True
     if setting.max_long_partial_prefills <= 0 or state.requests[request][PROMPT] < setting.long_prompt_tokens:
@@ -299,10 +295,10 @@ def _cap_reached(setting: Setting, state: State, request: int, partials: int) ->
 def _serve_by_policy(
     setting: Setting, boot: Boot, state: State, left: int, cap: int, partials: int, now_s: float
 ) -> None:
-    """Give the tokens that decodes left to prefills, running and waiting alike, in the policy's order.
+    """Give the tokens that decodes left to running and waiting prefills in the policy's order.
 
-    A waiting request may pass a running one only when all that is in flight still fits with it; otherwise
-    admission would preempt more than first come, first served does.
+    A waiting request may pass a running one only when all running prefills still fit beside it; otherwise admission
+    would preempt more than first come, first served does.
     """
     counters, running = state.counters, state.running
     admitting = counters[PREEMPTED_COUNT] == 0
@@ -353,7 +349,7 @@ def _serve_by_policy(
 
 
 def _fits_beside_prefills(boot: Boot, state: State, request: int) -> bool:
-    """True when the blocks that running prefills still need and this request's own fit together."""
+    """True when the blocks that running prefills still need and this request's fit together."""
     need = 0
     for index in range(state.counters[RUNNING_COUNT]):
         row = state.requests[state.running[index]]
@@ -375,7 +371,7 @@ def arrange_running(setting: Setting, state: State) -> None:
 
 
 def _sort_running(state: State, decodes_first: bool) -> None:
-    """Insertion sort by (prefill?, admission); nearly sorted input, so close to one pass."""
+    """Insertion sort by (prefill?, admission): one pass or little more, since the input is nearly sorted."""
     running = state.running
     for index in range(1, state.counters[RUNNING_COUNT]):
         request = running[index]

@@ -1,4 +1,4 @@
-"""Exact weighted quantiles: the smallest value that enough of the weight lies at or below."""
+"""Exact weighted quantiles."""
 
 import math
 import statistics
@@ -11,7 +11,7 @@ from rooftune.policies.errors import InputError, bad_value
 
 FloatArray = npt.NDArray[np.float64]
 
-# Products such as 0.07 * 100 come out a hair above the whole number that is meant.
+# Products such as 0.07 * 100 come out slightly above the whole number.
 RELATIVE_SLACK = 1e-12
 _SORT_BELOW = 256
 _BINS = 4096
@@ -21,8 +21,7 @@ def weighted_quantile(values: npt.ArrayLike, weights: npt.ArrayLike, q: float) -
     """Smallest of ``values`` with at least share ``q`` of the weight at or below it ("inverted cdf").
 
     values: any order, shape (m,), +inf allowed, NaN not; weights: same shape, finite and >= 0; 0 < q <= 1.
-    No weight at all gives NaN: a missing sample is not a zero. Time O(m) unless most values crowd together.
-    Raises InputError on anything else.
+    NaN without any weight. Time O(m) unless most values crowd together. Raises InputError on anything else.
     """
     v = np.asarray(values, dtype=np.float64)
     w = np.asarray(weights, dtype=np.float64)
@@ -40,7 +39,7 @@ def weighted_quantile(values: npt.ArrayLike, weights: npt.ArrayLike, q: float) -
     need = q * total - RELATIVE_SLACK * total
     below = 0.0
     if v.size > _SORT_BELOW:
-        # One pass into monotone bins finds the bin that holds the answer; only that one is sorted.
+        # One pass into monotone bins finds the answer's bin; only that one is sorted.
         low, high = float(v.min()), float(np.max(v, where=v < np.inf, initial=0.0))
         with np.errstate(over="ignore"):
             scale = (_BINS - 1) / (high - low) if high > low else 0.0
@@ -53,7 +52,7 @@ def weighted_quantile(values: npt.ArrayLike, weights: npt.ArrayLike, q: float) -
             v, w = v[inside], w[inside]
     order = np.argsort(v, kind="stable")
     reached = below + np.cumsum(w[order])
-    # Rounding of the partial sums may leave the last one a hair under the need.
+    # Rounding may leave the last partial sum slightly below the need.
     at = min(int(np.searchsorted(reached, need, side="left")), v.size - 1)
     return float(v[order[at]])
 
@@ -65,8 +64,8 @@ def quantile(values: npt.ArrayLike, q: float) -> float:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Low, median, high: the order statistics that hold the median with at least 95 % (the binomial's tails); with
-    fewer than six values the whole range."""
+    """Low, median, high: order statistics around the median with at least 95 % coverage (binomial tails); below six
+    values the whole range."""
     ordered = sorted(values)
     count = len(ordered)
     tail, chance, place = 0.0, 0.5**count, 0

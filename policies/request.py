@@ -1,7 +1,6 @@
-"""The scheduler's state as plain arrays, one row a request, so that the same code runs interpreted and compiled.
+"""The scheduler's state as plain arrays, one row per request, so that the same code runs interpreted and compiled.
 
-A row of ``State.requests`` is two cache lines of int64. The names below are its columns; the first block
-is fixed when a request is added, the second changes from step to step.
+A row of ``State.requests`` is two cache lines of int64; the names below are its columns.
 """
 
 from typing import NamedTuple
@@ -16,13 +15,13 @@ FloatArray = npt.NDArray[np.float64]
 PROMPT = 0  # prompt tokens
 OUTPUT = 1  # output tokens after which the request is finished
 CACHED = 2  # prompt tokens that a prefix cache outside the block pool will spare (0 when the pool has the contents)
-KEY_AT = 3  # where this request's content keys start in State.keys, one key a block
+KEY_AT = 3  # where this request's content keys start in State.keys, one key per block
 TABLE_AT = 4  # where this request's block table starts in State.table
 # Changes from step to step.
 KNOWN = 5  # prompt tokens plus tokens produced so far (vLLM: num_tokens)
 COMPUTED = 6  # tokens whose KV entries exist (vLLM: num_computed_tokens)
 HELD = 7  # KV blocks held
-HASHED = 8  # leading blocks of those that are findable by content
+HASHED = 8  # leading held blocks that can be found by content
 STATUS = 9  # one of the four below
 NEXT = 10  # waiting list: next request, -1 at the end
 PREV = 11  # waiting list: previous request, -1 at the start
@@ -93,13 +92,12 @@ class State(NamedTuple):
 class Boot(NamedTuple):
     """What an engine fixes at start.
 
-    ceiling_tokens: most tokens a step may ever carry. block_tokens: tokens a KV block holds.
-    chunking: 0 = a prompt runs whole or waits. reserve_whole_prompt: 1 = admit only when all known
-    tokens fit the free blocks (vLLM's default). contents: 1 = blocks carry content keys, so prefixes
-    are shared and found again; 0 = blocks are only counted. keep_decodes_moving: 1 = the no-starvation
-    rule of docs/tuning-protocol.md; 0 = vLLM exactly. plan_ahead: 1 = a step is planned while the one before it runs
-    (vLLM's async scheduling), so one that finishes in it keeps blocks and place until the plan is made, and an
-    arrival is seen one step later; 0 = a step is planned when the one before it has ended.
+    ceiling_tokens: most tokens of any step. block_tokens: tokens per KV block. chunking: 0 = a prompt runs whole or
+    waits. reserve_whole_prompt: 1 = admit only when all known tokens fit the free blocks (vLLM's default). contents:
+    1 = blocks carry content keys, so that prefixes are shared and found again; 0 = blocks are only counted.
+    keep_decodes_moving: 1 = the no-starvation rule of docs/tuning-protocol.md; 0 = vLLM exactly. plan_ahead: 1 = a step
+    is planned while the one before it runs (vLLM's async scheduling): requests that finish in it keep blocks and place
+    until the plan is made, and arrivals are seen one step later; 0 = it is planned after the one before it.
     """
 
     ceiling_tokens: int
@@ -148,7 +146,7 @@ class Setting(NamedTuple):
 
 
 def setting_from_row(row: FloatArray) -> Setting:
-    """A Setting from one row of floats in field order (how a schedule of changes enters compiled code)."""
+    """A Setting from a row of floats in field order, the form in which compiled code gets changes."""
     return Setting(
         int(row[0]), int(row[1]), int(row[2]), int(row[3]), int(row[4]), int(row[5]), float(row[6]), int(row[7]),
         int(row[8]), float(row[9]), int(row[10]), int(row[11]), int(row[12]), int(row[13]), float(row[14]),
@@ -161,8 +159,8 @@ def new_state(
 ) -> State:
     """An empty state for ``capacity`` requests and ``pool_blocks`` KV blocks.
 
-    ``table_blocks``, ``key_blocks`` and ``key_kinds`` size the block tables, the key rows and the number
-    of distinct keys; all three are 0 when the pool only counts.
+    table_blocks, key_blocks, key_kinds: sizes of block tables and key rows, and the number of distinct keys; all 0 when
+    the pool only counts.
     """
     with_contents = table_blocks > 0
     blocks = np.zeros((pool_blocks if with_contents else 0, BLOCK_COLUMNS), dtype=np.int64)
@@ -196,7 +194,7 @@ def new_state(
 
 
 def append_waiting(state: State, request: int) -> None:
-    """Put a request at the end of the waiting list (an arrival)."""
+    """Put an arrival at the end of the waiting list."""
     requests, counters = state.requests, state.counters
     tail = counters[WAITING_TAIL]
     requests[request][STATUS] = WAITING
@@ -211,7 +209,7 @@ def append_waiting(state: State, request: int) -> None:
 
 
 def prepend_waiting(state: State, request: int) -> None:
-    """Put a request at the head of the waiting list (a preempted one)."""
+    """Put a preempted request at the head of the waiting list."""
     requests, counters = state.requests, state.counters
     head = counters[WAITING_HEAD]
     requests[request][STATUS] = WAITING
@@ -226,7 +224,6 @@ def prepend_waiting(state: State, request: int) -> None:
 
 
 def remove_waiting(state: State, request: int) -> None:
-    """Take a request out of the waiting list, wherever it stands."""
     requests, counters = state.requests, state.counters
     before, after = requests[request][PREV], requests[request][NEXT]
     if before < 0:
@@ -241,6 +238,6 @@ def remove_waiting(state: State, request: int) -> None:
 
 
 def is_decode(state: State, request: int) -> bool:
-    """True when one token is missing and the request has produced at least one already."""
+    """True when one token is missing and the request has produced at least one."""
     row = state.requests[request]
     return bool(row[KNOWN] - row[COMPUTED] == 1 and row[KNOWN] > row[PROMPT])

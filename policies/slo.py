@@ -1,4 +1,4 @@
-"""Latency targets as values: what an operator asks for. How they are judged stands in slo.py."""
+"""Latency targets, and how a run's outcomes are judged on them."""
 
 import math
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ GAP_METRICS: tuple[Metric, ...] = ("gap", "longest_gap", "tpot")  # a long step 
 class Target:
     """At least share ``quantile`` of the samples of ``metric`` within ``bound_s`` seconds.
 
-    For ``gap`` the samples of one request are its own gaps: Target("gap", 0.03, 0.99) makes a request good when
-    at most 1 % of its gaps are above 30 ms. quantile: above 0, at most 1 (1 = every one); bound_s: above 0, finite.
+    For ``gap`` a request's samples are its own gaps: with Target("gap", 0.03, 0.99) at most 1 % of them may exceed
+    30 ms. quantile: above 0, at most 1 (1 = all); bound_s: above 0, finite.
     """
 
     metric: Metric
@@ -40,7 +40,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Condition:
-    """Which requests an override is for: every stated part must hold; token limits are inclusive.
+    """The requests of an override: every stated part must hold; token limits are inclusive.
 
     cached: True for requests with at least one cached prompt token, False for those without.
     """
@@ -93,7 +93,7 @@ def _check_targets(targets: Sequence[Target], where: str) -> None:
 
 @dataclass(frozen=True)
 class Override:
-    """For requests that match, ``targets`` replace those of the same metric and join the others."""
+    """For matching requests ``targets`` replace those of the same metric and join the others."""
 
     when: Condition
     targets: tuple[Target, ...]
@@ -110,7 +110,7 @@ class Override:
 
 @dataclass(frozen=True)
 class Slo:
-    """Targets, overrides (for each request only the first that matches counts) and what is maximised."""
+    """Targets, overrides (the first match counts) and the objective to maximise."""
 
     targets: tuple[Target, ...]
     overrides: tuple[Override, ...] = ()
@@ -131,18 +131,18 @@ class Slo:
         return tuple(rows)
 
     def tightest_gap_s(self) -> float | None:
-        """The least bound on a gap, stall or TPOT: what a step may take. None when there is no such target."""
+        """The least bound on a gap, stall or TPOT: the time a step may take. None without such a target."""
         return min((target.bound_s for target, _ in self.all_targets() if target.metric in GAP_METRICS), default=None)
 
     def gap_bounds(self) -> tuple[float, ...]:
-        """Distinct bounds of the gap targets in seconds, ascending: what a twin must count for each request."""
+        """Distinct bounds of the gap targets in seconds, ascending, for a twin to count per request."""
         return tuple(sorted({target.bound_s for target, _ in self.all_targets() if target.metric == "gap"}))
 
 
 _CHAT = (Target("ttft", 2.0, 0.99), Target("gap", 0.05, 0.99))
 LONG_DOCUMENT_TOKENS = 8_000
 
-# Starting points, for an operator to replace: overrides by tenant come from the operator, whose tenants they are.
+# Starting points for an operator, who adds overrides by tenant.
 PROFILES: dict[str, Slo] = {
     "chat": Slo(_CHAT),
     "documents-with-chat": Slo(
@@ -154,10 +154,10 @@ PROFILES: dict[str, Slo] = {
 
 
 class MarginReason(StrEnum):
-    """How a margin came about."""
+    """How a margin was computed."""
 
     MEASURED = "measured"
-    BY_SHARE = "by_share"  # only counts above the bound are known: margin = share above / share allowed - 1
+    BY_SHARE = "by_share"  # from counts above the bound: margin = share above / share allowed - 1
     NO_SAMPLES = "no_samples"
 
 
@@ -189,7 +189,7 @@ def _applies(slo: Slo, chosen: IntArray, target: Target, override_index: int | N
 
 
 def _latency(outcomes: Outcomes, metric: Metric) -> tuple[FloatArray, BoolArray]:
-    """Value of a per-request metric in seconds (+inf: never came), and which requests have it at all."""
+    """Value of a per-request metric in seconds (+inf: never reached), and which requests have it."""
     finished = outcomes.finished
     exists = np.ones(len(outcomes), dtype=np.bool_)
     if metric == "ttft":
@@ -231,7 +231,7 @@ def _request_meets(outcomes: Outcomes, target: Target) -> BoolArray:
 def good(outcomes: Outcomes, slo: Slo) -> BoolArray:
     """Which requests finished and meet every target that applies to them, shape (n,).
 
-    Raises InputError when a target needs a part that the run did not record.
+    Raises InputError when the run did not record what a target needs.
     """
     chosen = _override_of(outcomes, slo)
     met = outcomes.finished.copy()
@@ -241,9 +241,9 @@ def good(outcomes: Outcomes, slo: Slo) -> BoolArray:
 
 
 def missed_shares(outcomes: Outcomes, slo: Slo) -> tuple[float, ...]:
-    """For each row of ``margins`` the share of its requests that miss that target by themselves, 0..1.
+    """For each row of ``margins`` the share of its requests that miss the target, 0..1; 0 without requests.
 
-    A request that did not finish misses every target; a target that applies to no request is missed by none (0).
+    A request that did not finish misses every target.
     """
     chosen = _override_of(outcomes, slo)
     shares = []
@@ -255,12 +255,12 @@ def missed_shares(outcomes: Outcomes, slo: Slo) -> tuple[float, ...]:
 
 
 def attainment(outcomes: Outcomes, slo: Slo) -> float:
-    """Share of the requests that are good, 0..1; NaN when there are no requests."""
+    """Share of good requests, 0..1; NaN without requests."""
     return float(good(outcomes, slo).mean()) if len(outcomes) else math.nan
 
 
 def goodput_rps(outcomes: Outcomes, slo: Slo, span_s: float) -> float:
-    """Good requests per second of ``span_s`` (above 0, finite); NaN when there are no requests."""
+    """Good requests per second of ``span_s`` (above 0, finite); NaN without requests."""
     if not (math.isfinite(span_s) and span_s > 0.0):
         raise bad_value("span_s", span_s, "above 0 and finite", "give the seconds that the run covers")
     return float(good(outcomes, slo).sum()) / span_s if len(outcomes) else math.nan
@@ -273,7 +273,7 @@ def _row(target: Target, index: int | None, measured_s: float, samples: int) -> 
 
 
 def _gap_row(outcomes: Outcomes, target: Target, index: int | None, group: BoolArray) -> MarginRow:
-    # A request that never got the end of its answer still waits for a token: one gap without end each.
+    # An unfinished request still waits for a token: one endless gap each.
     endless = int((group & ~outcomes.finished).sum())
     if group.all() and len(outcomes.gap_values_s):
         values = np.append(outcomes.gap_values_s, np.inf)
@@ -290,16 +290,16 @@ def _gap_row(outcomes: Outcomes, target: Target, index: int | None, group: BoolA
     over = int(_gaps_over(outcomes, target.bound_s)[group].sum()) + endless
     within_enough = samples - over >= (target.quantile - RELATIVE_SLACK) * samples
     margin = over / samples / (1.0 - target.quantile) - 1.0
-    # One rule decides here and for single requests; rounding must not turn a met target into a missed one.
+    # The same rule as for single requests; rounding must not turn a met target into a missed one.
     margin = min(margin, 0.0) if within_enough else margin
     return MarginRow(target, index, math.nan, margin, samples, MarginReason.BY_SHARE)
 
 
 def margins(outcomes: Outcomes, slo: Slo) -> tuple[MarginRow, ...]:
-    """One row for each target: first the base targets, then those of each override, over the requests they are for.
+    """One row per target over the requests it applies to: base targets first, then those of each override.
 
-    A gap target of all requests uses the exact distribution of the run's gaps. One of only some requests knows
-    counts above the bound alone: its margin is share above / share allowed - 1 and its measured_s is NaN.
+    A gap target for all requests uses the exact distribution of the run's gaps. One for some requests has only counts
+    above the bound: its margin is share above / share allowed - 1 and its measured_s is NaN.
     """
     chosen = _override_of(outcomes, slo)
     rows: list[MarginRow] = []
@@ -315,12 +315,12 @@ def margins(outcomes: Outcomes, slo: Slo) -> tuple[MarginRow, ...]:
 
 
 def feasible(rows: Sequence[MarginRow]) -> bool:
-    """Whether every target with samples is met. Targets, but samples for none of them: False, never by default."""
+    """Whether every target with samples is met; False when there are targets but no samples."""
     judged = [row for row in rows if row.samples > 0]
     return not rows or (bool(judged) and all(row.margin <= 0.0 for row in judged))
 
 
 def longest_wait_s(outcomes: Outcomes) -> float:
-    """Longest wait from arrival to first token, in seconds; +inf when one never came, NaN without requests."""
+    """Longest TTFT in seconds; +inf when a first token never came, NaN without requests."""
     waits, _ = _latency(outcomes, "ttft")
     return float(waits.max()) if len(waits) else math.nan

@@ -1,12 +1,11 @@
-"""The step-time formula (docs/architecture.md): how long one step takes, from what it computes.
+"""The step-time formula (docs/architecture.md): the duration of a step from what it computes.
 
     step_time_s = overhead_s + sequence_s * sequences
                 + softmax_p(floor_s + kv_s_per_token * context_tokens,
                             slope_s_per_token * computed_tokens + attention_s * attention_work)
 
-``softmax_p(a, b) = (a**p + b**p) ** (1/p)``, the soft maximum with sharpness p; p = 0 stands for the
-hard maximum, its limit for p to infinity. All functions here are plain scalar Python, so that the
-twin compiles the very same code.
+``softmax_p(a, b) = (a**p + b**p) ** (1/p)``, the soft maximum with sharpness p; p = 0 stands for the hard maximum, its
+limit for p to infinity. All functions are plain scalar Python, so that the twin compiles the same code.
 """
 
 from typing import NamedTuple
@@ -69,11 +68,11 @@ def step_time(
 
 
 class AttentionTable(NamedTuple):
-    """Attention seconds of one step, all layers together, measured on a grid; linear between and beyond its points.
+    """Measured attention seconds of a step, all layers together, on a grid; linear between and beyond its points.
 
-    Axes, ascending, at least two points each: prefill_tokens, all chunks of the step together; prior_tokens, KV entries
-    that stand before a prompt token's own chunk, such that prefill_tokens x (prior + prefill_tokens / 2) is the step's
-    attention work (below 0 where several short chunks share a step); decodes; decode_context, KV entries of each.
+    Axes, ascending, at least two points each: prefill_tokens, of all chunks; prior_tokens, KV entries before a chunk,
+    such that prefill_tokens x (prior + prefill_tokens / 2) is the step's attention work (below 0 when several short
+    chunks share a step); decodes; decode_context, KV entries of each.
     time_s: shape (prefill_tokens, prior_tokens, decodes, decode_context); empty: no table.
     """
 
@@ -89,13 +88,13 @@ NO_ATTENTION = AttentionTable(_NOTHING, _NOTHING, _NOTHING, _NOTHING, np.zeros((
 
 
 class StepCost(NamedTuple):
-    """What a twin prices steps with: the formula, or measured tables where they are given.
+    """A twin's step prices: the formula, or measured tables.
 
     base_s: seconds by computed tokens (index 0 unused), shape (most tokens + 1,); empty: the formula prices steps.
     With it the parts add up: base_s[computed tokens] + sequences_s[sequences] (empty: sequence_s each)
     + kv_decode_s, kv_prefill_s per context token of decodes and of prefill prefixes + attention_s per attention work
-    + the attention table's time where there is one.
-    formula: also what a budget policy predicts with, in the engine as in the twin.
+    + the attention table's time, if any.
+    formula: also the prediction of budget policies, in engine and twin.
     """
 
     formula: StepModel
@@ -109,7 +108,6 @@ class StepCost(NamedTuple):
 
 
 def priced(model: "StepModel | StepCost") -> StepCost:
-    """A step model as a StepCost."""
     if isinstance(model, StepCost):
         return model
     return StepCost(model, _NOTHING, _NOTHING, 0.0, 0.0, 0.0, 0.0)
@@ -124,9 +122,9 @@ def step_cost(
     prefill_context_tokens: float,
     attention_work: float,
 ) -> float:
-    """Duration of one step in seconds; the last entry of a table by tokens or sequences holds for all beyond it.
+    """Duration of one step in seconds; a table's last entry holds for all tokens or sequences beyond it.
 
-    decodes: how many of the computed tokens are decodes; else as ``step_time``.
+    decodes: decodes among the computed tokens; otherwise as ``step_time``.
     """
     if len(cost.base_s) == 0:
         return step_time(
@@ -158,7 +156,7 @@ def step_cost(
 def attention_time(
     table: AttentionTable, prefill_tokens: int, decodes: int, decode_context_tokens: float, attention_work: float
 ) -> float:
-    """Attention of one step in seconds, never below 0; the arguments are those of ``step_cost``."""
+    """Attention of one step in seconds, never below 0; arguments as in ``step_cost``."""
     context = decode_context_tokens / decodes if decodes > 0 else 0.0
     decode, decode_share = _place(table.decodes, float(decodes))
     kv, kv_share = _place(table.decode_context, context)
@@ -177,7 +175,7 @@ def attention_time(
 
 
 def _place(axis: FloatArray, value: float) -> tuple[int, float]:
-    """The axis point at or below ``value`` (the first or last but one at the ends), and how far to the next it is."""
+    """The axis point at or below ``value`` (at the ends the first or last but one), and the fraction to the next."""
     low, high = 0, len(axis) - 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -206,9 +204,9 @@ def chunk_attention_work(chunk_tokens: float, already_computed: float) -> float:
 
 
 def knee_tokens(model: StepModel, context_tokens: float = 0.0) -> float:
-    """Tokens per step at which the flat part meets the growing part; inf when nothing grows.
+    """Tokens per step at which the flat part meets the growing part; inf without growth.
 
-    At zero context: floor_s / slope_s_per_token. At a live context the flat part is higher.
+    At zero context floor_s / slope_s_per_token; with context the flat part is higher.
     """
     if model.slope_s_per_token <= 0.0:
         return float("inf")

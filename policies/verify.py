@@ -1,4 +1,4 @@
-"""Was a push worth it? Operator thresholds first, then the statistical verdict; pure.
+"""The verdict on a push: operator thresholds first, then statistics; pure.
 
 Gains are differences of attainment (share of good requests, -1..1) against the setting before the push.
 """
@@ -12,7 +12,7 @@ from rooftune.policies.errors import bad_value
 
 @dataclass(frozen=True)
 class RollbackThresholds:
-    """What an operator never accepts, in the unit of the name; +inf: no threshold."""
+    """Limits that an operator never accepts to be crossed, in the name's unit; +inf: no threshold."""
 
     gap_p99_s: float = math.inf
     queue_p99_s: float = math.inf
@@ -28,7 +28,7 @@ class RollbackThresholds:
 
 @dataclass(frozen=True)
 class Observed:
-    """The same quantities over the window after a push; NaN: not known, which crosses nothing."""
+    """The same quantities over the window after a push; NaN: unknown, crosses nothing."""
 
     gap_p99_s: float = math.nan
     queue_p99_s: float = math.nan
@@ -37,7 +37,7 @@ class Observed:
 
 
 def crossed(thresholds: RollbackThresholds, observed: Observed) -> tuple[str, ...]:
-    """Names of the thresholds that were crossed; an unknown quantity never is, and never counts as zero either."""
+    """Names of the crossed thresholds; an unknown quantity crosses none."""
     return tuple(e.name for e in fields(thresholds) if getattr(observed, e.name) > getattr(thresholds, e.name))
 
 
@@ -59,9 +59,9 @@ class VerdictReason(StrEnum):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Prediction and observation of one push. half_width: half of the interval around observed_gain, >= 0.
+    """Prediction and observation of a push. half_width: half of the interval around observed_gain, >= 0.
 
-    matched: both windows carried comparable traffic; requests: those of the window after the push.
+    matched: both windows carried comparable traffic; requests: in the window after the push.
     """
 
     predicted_gain: float
@@ -75,7 +75,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Judgement:
-    """verdict and why; prediction_held: the observation lies within noise and twin error of the prediction."""
+    """prediction_held: the observation lies within noise and twin error of the prediction."""
 
     verdict: Verdict
     reason: VerdictReason
@@ -83,7 +83,7 @@ class Judgement:
 
 
 def judge(seen: Comparison, min_requests: int) -> Judgement:
-    """Three verdicts. A crossed operator threshold is worse, whatever the statistics say."""
+    """The verdict. A crossed operator threshold is worse, whatever the statistics say."""
     miss = abs(seen.observed_gain - seen.predicted_gain)
     measured = math.isfinite(miss) and math.isfinite(seen.half_width) and seen.half_width >= 0.0
     enough = measured and seen.matched and seen.requests >= min_requests
@@ -91,19 +91,19 @@ def judge(seen: Comparison, min_requests: int) -> Judgement:
     excused = seen.half_width + (seen.twin_error if math.isfinite(seen.twin_error) else 0.0)
     held = enough and miss <= excused
 
-    def say(verdict: Verdict, reason: VerdictReason) -> Judgement:
+    def judgement(verdict: Verdict, reason: VerdictReason) -> Judgement:
         return Judgement(verdict, reason, held)
 
     if seen.crossed:
-        return say(Verdict.WORSE, VerdictReason.OPERATOR_THRESHOLD)
+        return judgement(Verdict.WORSE, VerdictReason.OPERATOR_THRESHOLD)
     if not seen.matched:
-        return say(Verdict.INCONCLUSIVE, VerdictReason.NO_MATCHED_TRAFFIC)
+        return judgement(Verdict.INCONCLUSIVE, VerdictReason.NO_MATCHED_TRAFFIC)
     if seen.requests < min_requests:
-        return say(Verdict.INCONCLUSIVE, VerdictReason.TOO_FEW_REQUESTS)
+        return judgement(Verdict.INCONCLUSIVE, VerdictReason.TOO_FEW_REQUESTS)
     if not measured:
-        return say(Verdict.INCONCLUSIVE, VerdictReason.NOT_MEASURED)
+        return judgement(Verdict.INCONCLUSIVE, VerdictReason.NOT_MEASURED)
     if seen.observed_gain - seen.half_width > 0.0:
-        return say(Verdict.BETTER, VerdictReason.GAIN_SHOWN)
+        return judgement(Verdict.BETTER, VerdictReason.GAIN_SHOWN)
     if seen.observed_gain + seen.half_width < 0.0:
-        return say(Verdict.WORSE, VerdictReason.LOSS_SHOWN)
-    return say(Verdict.INCONCLUSIVE, VerdictReason.WITHIN_NOISE)
+        return judgement(Verdict.WORSE, VerdictReason.LOSS_SHOWN)
+    return judgement(Verdict.INCONCLUSIVE, VerdictReason.WITHIN_NOISE)

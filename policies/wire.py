@@ -1,8 +1,8 @@
-"""The tuning protocol's schemas: what controller and engine say to each other. The one file with pydantic.
+"""The tuning protocol's messages between controller and engine. The only policies module with pydantic.
 
-Frozen, unknown fields are errors, no coercion ("1" is not 1, true is not 1), no NaN and no infinity (null means
-not reached or not known), every list and text bounded. Parse with ``parse`` from bytes, never from loose objects.
-Times without another word are seconds on the engine's monotonic clock; ``now_s`` tells where that clock stands.
+Frozen; unknown fields are errors; no coercion ("1" is not 1, true is not 1), no NaN and no infinity (null: not reached
+or unknown); every list and text is bounded. Parse bytes with ``parse``, never loose objects. Times are seconds on the
+engine's monotonic clock unless a name says otherwise; ``now_s`` is its current time.
 """
 
 import math
@@ -20,7 +20,7 @@ from rooftune.policies.request import Setting
 from rooftune.policies.step_time import StepModel
 
 PROTOCOL_VERSION: Literal[1] = 1
-MAX_BODY_BYTES = 65_536  # of what a client may send
+MAX_BODY_BYTES = 65_536  # of a request
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 MAX_ROWS = 20_000
 MAX_GAP_BOUNDS = 16
@@ -39,26 +39,25 @@ MaybeTimes = Annotated[tuple[Seconds | None, ...], Field(max_length=MAX_ROWS)]
 Shares = Annotated[tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...], Field(max_length=MAX_ROWS)]
 Ends = Annotated[tuple[Literal["finished", "failed", "aborted"], ...], Field(max_length=MAX_ROWS)]
 
-# Kinds of columns. A record of the engine holds one value in each column, a message a tuple, the controller an array.
+# Kinds of columns. An engine's record holds one value per column, a message a tuple, the controller an array.
 Whole = TypeVar("Whole")
 Real = TypeVar("Real")
 Fraction = TypeVar("Fraction")  # 0..1
-Instant = TypeVar("Instant")  # s; nothing (None, NaN) when it was not reached
+Instant = TypeVar("Instant")  # s; None or NaN: not reached
 End = TypeVar("End")  # how a request ended
 
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[Whole, Real, Fraction]):
-    """The columns of a step, declared here for the engine, the wire and the controller. What was computed is counted,
-    not what was wanted."""
+    """The columns of a step, for engine, wire and controller. They count what was computed, not what was due."""
 
     step: Whole  # its number since the start of the engine
     start_s: Real
     duration_s: Real  # taking arrivals to publishing, so that steps in a row add up to the time they took
-    budget_tokens: Whole  # what it was allowed
+    budget_tokens: Whole  # most that it was allowed to compute
     prefill_tokens: Whole
     decode_tokens: Whole
-    sequences: Whole  # requests that it computed for, prefills and decodes
+    sequences: Whole  # prefills and decodes
     prefills: Whole
     decode_context_tokens: Whole  # KV entries that decodes read
     prefill_context_tokens: Whole  # KV entries before the prefill chunks
@@ -73,8 +72,7 @@ class Step(Generic[Whole, Real, Fraction]):
 
 @dataclass(frozen=True, slots=True)
 class Request(Generic[Whole, Real, Instant, End]):
-    """The columns of a request that has ended; beside them every side keeps ``gap_over``, a row of counts for each
-    request or for each gap bound."""
+    """The columns of an ended request; ``gap_over`` is kept beside them, a row of counts per request or gap bound."""
 
     sequence: Whole  # its place in the order of ends
     arrival_s: Real
@@ -130,7 +128,7 @@ else:
 
 
 class StepConstants(Wire):
-    """``StepModel`` on the wire: seconds, seconds per token, per token pair; sharpness 0 or >= 1."""
+    """``StepModel`` on the wire: seconds, seconds per token or token pair; sharpness 0 or >= 1."""
 
     overhead_s: Duration
     sequence_s: Duration
@@ -185,7 +183,7 @@ OrderPolicy = Annotated[FcfsOrder | ShortestFirstOrder | DeadlineOrder, Field(di
 
 
 class PushRequest(Message):
-    """PUT /tuning/v1/knobs: all of it or nothing, for ``lease_s`` seconds."""
+    """PUT /tuning/v1/knobs: all or nothing, for ``lease_s`` seconds."""
 
     knobs: Knobs = Knobs()
     budget_policy: BudgetPolicy | None = None
@@ -196,7 +194,7 @@ class PushRequest(Message):
     reason: Text
 
     def to_push(self) -> Push:
-        """The pure request for ``rooftune.policies.lease.push``."""
+        """The request for ``rooftune.policies.lease.push``."""
         changes: dict[str, int | float] = {
             name: int(value) if isinstance(value, bool) else value for name, value in self.knobs if value is not None
         }
@@ -210,7 +208,7 @@ class PushRequest(Message):
 
 
 def _policy_changes(name: str, policy: Wire) -> dict[str, int | float]:
-    """The knobs that a policy's message states, the policy itself among them."""
+    """The knobs in a policy's message, the policy itself included."""
     values = policy.model_dump()
     kinds = [choice.kind for choice in KNOB[name].choices]
     parts = {knob.name: values[knob.part] for knob in KNOBS if knob.policy == name and knob.part in values}
@@ -218,14 +216,14 @@ def _policy_changes(name: str, policy: Wire) -> dict[str, int | float]:
 
 
 class PushAnswer(Message):
-    """200: in force from that step on. Also the answer to a revert and to a resume."""
+    """200: in force from that step on. Also answers a revert and a resume."""
 
     revision: Count
     effective_from_step: Count
 
 
 class RevertRequest(Message):
-    """DELETE /tuning/v1/lease; block: no push until a resume (what a person who stops the tuner wants)."""
+    """DELETE /tuning/v1/lease; block: no push until a resume, for an operator who stops the tuner."""
 
     actor: Text = "unnamed"
     reason: Text = "not stated"
@@ -233,14 +231,14 @@ class RevertRequest(Message):
 
 
 class ResumeRequest(Message):
-    """POST /tuning/v1/resume: pushes are allowed again after a blocking revert."""
+    """POST /tuning/v1/resume: allows pushes again after a blocking revert."""
 
     actor: Text
     reason: Text
 
 
 class Breach(Wire):
-    """One value outside the envelope; null: not a finite number. limit: the bound it breaks, null without one."""
+    """A value outside the envelope; null: not finite. limit: the broken bound, null without one."""
 
     knob: Annotated[str, Field(max_length=64)]
     value: float | None
@@ -249,7 +247,7 @@ class Breach(Wire):
 
 
 class Refusal(Message):
-    """409 and 422 (see ``REFUSAL_STATUS``); nothing was changed by the request. revision: the one in force."""
+    """409, 422 or 503 (see ``REFUSAL_STATUS``); the request changed nothing. revision: the one in force."""
 
     code: Literal[
         "conflict_revision", "blocked_by_revert", "held_by_other", "lease_length", "outside_envelope",
@@ -273,7 +271,7 @@ REFUSAL_STATUS: dict[str, int] = {
 
 
 class KnobState(Wire):
-    """One knob; value, boot, min and max are null when it is absent (adaptive_chunk_cap: 0 or 1)."""
+    """A knob; value, boot, min and max are null when it is absent (adaptive_chunk_cap: 0 or 1)."""
 
     name: KnobName
     mode: Literal["live", "restart", "absent"]
@@ -294,7 +292,7 @@ class KnobState(Wire):
 
 
 class BootEnvelope(Wire):
-    """What was fixed at start: null where the engine does not tell.
+    """What the engine fixed at start; null: not reported.
 
     plan_ahead: a step is planned while the one before it runs (vLLM's async scheduling).
     """
@@ -318,7 +316,7 @@ class LeaseState(Wire):
 class State(Message):
     """GET /tuning/v1/state. boot_id changes with every start of the engine; step: steps since then.
 
-    notes: what its tuner should know, a line each: why it is read-only, which knob is absent and why.
+    notes: one line each for the tuner: why the engine is read-only, which knob is absent and why.
     """
 
     engine: Text
@@ -342,16 +340,16 @@ class State(Message):
         return self
 
     def setting(self) -> Setting:
-        """The setting in force; knobs that are absent keep their defaults. Raises InputError without step_tokens."""
+        """The setting in force; absent knobs keep their defaults. Raises InputError without step_tokens."""
         values = {knob.name: knob.value for knob in self.knobs if knob.value is not None}
         if "step_tokens" not in values:
-            raise InputError("the engine tells no step_tokens; its hook is too old or not active")
+            raise InputError("the engine reports no step_tokens; its hook is too old or not active")
         return Setting(**values)  # type: ignore[arg-type]  # names are the Literal above, numbers checked there
 
 
 class Columns(Message):
-    """Rows of a ring buffer by column, each of one length. after: as asked; next: ask with it for what follows;
-    lost: rows after ``after`` that were overwritten before they could be read."""
+    """Rows of a ring buffer as columns of one length. after: as requested; next: the ``after`` of the next request;
+    lost: rows after ``after`` that were overwritten unread."""
 
     boot_id: Text
     now_s: Seconds
@@ -372,12 +370,12 @@ class Columns(Message):
 
 
 def _with_columns(record: type[Step[Any, Any, Any] | Request[Any, Any, Any, Any]], kinds: Mapping[Any, Any]) -> Any:
-    """``Columns`` and a column for each field of a record."""
+    """``Columns`` with a column per field of a record."""
     columns: dict[str, Any] = {field.name: (kinds[field.type], ...) for field in fields(record)}
     return create_model(record.__name__, __base__=Columns, **columns)
 
 
-if TYPE_CHECKING:  # the same columns for a type checker, which cannot follow a model that is made
+if TYPE_CHECKING:  # a type checker cannot follow create_model
     _Steps: TypeAlias = Step[Counts, Times, Shares]
     _Requests: TypeAlias = Request[Counts, Times, MaybeTimes, Ends]
 else:
@@ -386,7 +384,7 @@ else:
 
 
 class StepColumns(_Steps, Columns):  # type: ignore[misc]  # both are frozen, each in its own way
-    """GET /tuning/v1/steps. budget_tokens: what the step was allowed; context apart for decodes and prefills."""
+    """GET /tuning/v1/steps."""
 
     @model_validator(mode="after")
     def _rows(self) -> "StepColumns":
@@ -397,8 +395,8 @@ class StepColumns(_Steps, Columns):  # type: ignore[misc]  # both are frozen, ea
 class RequestColumns(_Requests, Columns):  # type: ignore[misc]  # as above
     """GET /tuning/v1/requests: finished, failed and aborted requests in the order of their end.
 
-    Null: that instant was not reached. gap_over: for each of gap_bounds_s (ascending) a row of n counts, the
-    request's gaps strictly above that bound.
+    Null: instant not reached. gap_over: per bound of gap_bounds_s (ascending) a row of n counts, the request's gaps
+    strictly above it.
     """
 
     gap_bounds_s: Annotated[tuple[Duration, ...], Field(max_length=MAX_GAP_BOUNDS)] = ()
@@ -422,9 +420,9 @@ M = TypeVar("M", bound=Message)
 
 
 def parse(kind: type[M], body: bytes, limit_bytes: int = MAX_BODY_BYTES) -> M:
-    """One message from JSON bytes. Raises InputError, one line naming field and rule, for anything else."""
+    """A message from JSON bytes. Raises InputError, one line with field and rule, for anything else."""
     if len(body) > limit_bytes:
-        raise InputError(f"{kind.__name__} is {len(body)} bytes, must be at most {limit_bytes}; send less at once")
+        raise InputError(f"{kind.__name__} is {len(body)} bytes, must be at most {limit_bytes}; send less")
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -434,7 +432,7 @@ def parse(kind: type[M], body: bytes, limit_bytes: int = MAX_BODY_BYTES) -> M:
 
 
 def refusal(outcome: LeaseOutcome) -> tuple[int, Refusal]:
-    """HTTP status and body for a refused ``LeaseOutcome``. Raises InputError when it was not refused."""
+    """HTTP status and body of a refused ``LeaseOutcome``. Raises InputError for one that was not refused."""
     if not outcome.refused:
         raise InputError(f"outcome {outcome.reason} is not a refusal; answer it with 200")
     message = MESSAGES[outcome.reason]
@@ -463,5 +461,5 @@ def _breach(violation: Violation) -> Breach:
 
 
 def json_schemas() -> dict[str, dict[str, Any]]:
-    """JSON schema of every whole message, by its name."""
+    """JSON schema of every whole message, by name."""
     return {kind.__name__: kind.model_json_schema() for kind in SCHEMAS}
