@@ -1,4 +1,4 @@
-"""Stand-ins for the loop's other parts: a scripted searcher, a store in memory, a whole rig."""
+"""Test doubles for the loop's other parts: a scripted searcher, a store in memory, a whole rig."""
 
 import math
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def answer_of(
     error: float | None = 0.02,
     **knobs: int | float,
 ) -> SearchAnswer:
-    """An answer that proposes these knobs on top of what is in force; verdict "none": no proposal at all."""
+    """An answer that proposes these knobs on top of the setting in force; verdict "none": no proposal."""
     found = TwinPart(verdict=twin, worst_error=0.1, attainment_error=error, errors={})  # type: ignore[arg-type]  # a literal
     part = None
     if verdict != "none":
@@ -80,10 +80,10 @@ class Scripted:
         if self._left > 0:
             return None
         self._asked = False
-        said = self.reply(self.jobs[-1])
-        if isinstance(said, WorkerError):
-            raise said
-        return said
+        answer = self.reply(self.jobs[-1])
+        if isinstance(answer, WorkerError):
+            raise answer
+        return answer
 
     @property
     def busy(self) -> bool:
@@ -94,7 +94,7 @@ class Scripted:
 
 
 class MemoryStore:
-    """``rooftune.tuner.control.ports.Store`` without a disk. broken: what every method raises while it is set."""
+    """``rooftune.tuner.control.ports.Store`` in memory. broken: an error for every method to raise."""
 
     def __init__(self, instance: str = "one") -> None:
         self._instance = instance
@@ -191,7 +191,7 @@ class Rig:
     records: list[CycleRecord] = field(default_factory=list)
 
     def run(self, cycles: int, until: Callable[[CycleRecord], bool] | None = None) -> list[CycleRecord]:
-        """Run this many cycles, each at its time; fewer if ``until`` stops them. Returns their records."""
+        """Runs up to ``cycles`` cycles, each at its time, until ``until`` holds. Returns their records."""
         made = []
         for _ in range(cycles):
             self.clock.sleep(self.options.cycle_s)

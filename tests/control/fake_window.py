@@ -1,4 +1,4 @@
-"""A window of rows as a controller reads it, from our engine with the fake runner turned by hand on its own clock."""
+"""A window of rows as a controller reads it, from our engine with a fake runner on a manual clock."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ class Window:
 
 
 class TimeRunner(FakeRunner):
-    """Only the time of its steps matters here, so all its tokens are equal."""
+    """All tokens are equal: only step times matter here."""
 
     def run(self, step: StepBatch) -> list[int]:
         assert self._clock is not None

@@ -59,14 +59,14 @@ class InlineSearcher:
         return True
 
     def answer(self) -> SearchAnswer | None:
-        # Only here: who imports this module for its jobs need not load the twin's search.
+        # Imported here, so that tests that need only the jobs do not load the twin's search.
         from rooftune.tuner.control.searcher.run import run_job
 
         if self.waiting is None:
             return None
-        asked, self.waiting = self.waiting, None
-        # Over the border and back, as it reaches a child.
-        raw = encoded(Order.model_construct(number=1, job=asked))
+        job, self.waiting = self.waiting, None
+        # Encoded and decoded, as a child gets it.
+        raw = encoded(Order.model_construct(number=1, job=job))
         return run_job(order_of(raw).job, lambda stage, done, total: None)
 
     @property

@@ -155,7 +155,7 @@ class LiveClock(ManualClock):
 class LivePort:
     """A port directly into an engine. script: called with the name of each request; may raise a PortError or answer.
 
-    calls: what was asked, in order; pushes: every push that left, as it was.
+    calls: names of the requests, in order; pushes: every push sent.
     """
 
     engine: LiveEngine

@@ -1,4 +1,4 @@
-"""``run_controller``: the real parts on nothing but a closed port, a clock in hand, and how it ends."""
+"""``run_controller`` with its real parts, a closed port and a manual clock; how it ends."""
 
 import errno
 import json
@@ -55,22 +55,22 @@ def test_an_uncheckable_freeze_file_counts_as_present(tmp_path: Path) -> None:
 
 
 def test_a_missing_engine_is_waited_for_and_reported(tmp_path: Path) -> None:
-    clock, told = ManualClock(), []
-    code = run_controller(config(tmp_path), clock=clock, cycles=3, report=tmp_path / "report", tell=told.append)
+    clock, lines = ManualClock(), []
+    code = run_controller(config(tmp_path), clock=clock, cycles=3, report=tmp_path / "report", tell=lines.append)
     assert code == 0 and clock.now_s() == 30.0, "three cycles of 15 s begin within 30 s"
     with StateFile.visit(tmp_path / "state") as store:
         records = store.last(10)
     assert [record.number for record in records] == [3, 2, 1]
     assert {record.reason for record in records} == {Reason.UNREACHABLE}
-    assert len([line for line in told if line.startswith("cycle")]) == 1, "each event is reported once"
+    assert len([line for line in lines if line.startswith("cycle")]) == 1, "each event is reported once"
     page = (tmp_path / "report" / "live.md").read_text()
     assert "unreachable" in page and "| hold |" in page
 
 
 def test_a_clean_exit_in_live_mode_reports_the_lease(tmp_path: Path) -> None:
-    told: list[str] = []
-    run_controller(config(tmp_path, mode="live"), clock=ManualClock(), cycles=1, tell=told.append)
-    assert "goes back by itself" in told[-1]
+    lines: list[str] = []
+    run_controller(config(tmp_path, mode="live"), clock=ManualClock(), cycles=1, tell=lines.append)
+    assert "goes back by itself" in lines[-1]
 
 
 def test_a_state_folder_has_one_controller(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_progress_lines_and_report_tell_the_same_story() -> None:
     assert f"| {push.number} | token budget 512 tokens | +12.0 |" in page and "better" in page
     assert f"### Cycle {push.number}" in page and f"### Cycle {kept.number}" in page
     assert report_of([], "test").count("\n") >= 2
-    # Its answer was lost, or the controller was killed at that instant: it still was a push.
+    # A push whose answer was lost, or that a kill interrupted, still counts as a push.
     unsaid = push.model_copy(update={"pushed": None, "in_force": records[0].in_force})
     lost = [unsaid if record is push else record for record in records]
     assert f"| {push.number} | token budget 512 tokens | +12.0 |" in report_of(lost, "test")

@@ -140,7 +140,7 @@ def test_case_5_a_cap_without_effect_is_dropped_from_the_search() -> None:
     assert "no effect seen of chunk_cap_tokens" in run.records[-1].detail
     assert set(run.searcher.jobs[-1].bounds) == {"step_tokens"}
     run.run(3, until=lambda r: r.reason is Reason.NULL_RESULT)
-    assert run.records[-1].reason is Reason.NULL_RESULT, "and it does not go on climbing"
+    assert run.records[-1].reason is Reason.NULL_RESULT, "and it stops climbing"
 
 
 # --- 6 -----------------------------------------------------------------------------------------
@@ -190,10 +190,10 @@ def test_case_7_lessons_of_one_load_do_not_apply_under_another() -> None:
     run.run(14, until=lambda r: r.verify is not None and r.verify.verdict == "better")
     assert run.setting.step_tokens == 128
     run.engine.carry(Traffic(rate_rps=0.8, prompt_tokens=4000, output_tokens=2, documents=0))
-    asked = len(run.searcher.jobs)
+    jobs_before = len(run.searcher.jobs)
     run.run(40, until=lambda r: r.action is Action.PUSH)
     assert run.setting.step_tokens == 2048
-    later = run.searcher.jobs[asked:]
+    later = run.searcher.jobs[jobs_before:]
     assert later and later[-1].live == (), "the trial under the other load is not passed on"
     run.run(14, until=lambda r: r.verify is not None and r.verify.verdict != "inconclusive")
     assert run.records[-1].verify is not None and run.records[-1].verify.verdict == "better"
@@ -219,7 +219,7 @@ def test_case_8_targets_that_no_setting_meets_are_infeasible_and_noise_is_not_ch
         options=options(slo=slo, search_requests=20),
     )
     nearer.run(5, until=pushed)
-    assert nearer.records[-1].pushed == {"chunk_cap_tokens": 256}, "but what misses by less is worth a trial"
+    assert nearer.records[-1].pushed == {"chunk_cap_tokens": 256}, "but a smaller miss is worth a trial"
 
 
 # --- 12 ----------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ def test_case_12_the_observed_ceiling_counts_where_the_set_budget_is_not_in_forc
     assert Signal.BUDGET_NEVER_REACHED.value in codes(run.records[-1])
     job = run.searcher.jobs[-1]
     assert job.current.step_tokens == job.base.step_tokens == 512
-    assert job.bounds["step_tokens"][1] == 512.0, "what lies above it cannot be had"
+    assert job.bounds["step_tokens"][1] == 512.0, "a larger budget has no effect"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Cases B of docs/cases.md and those of C that are about what a controller does: records in, action and reason out."""
+"""Cases B of docs/cases.md and those of C about the controller: records in, action and reason out."""
 
 from dataclasses import replace
 
@@ -126,7 +126,7 @@ def test_case_28_an_abort_storm_is_no_verdict_on_a_setting() -> None:
     verify, memory = run.records[-1].verify, run.controller._book.memory
     assert verify is not None and (verify.verdict, verify.reason) == ("inconclusive", "no_matched_traffic")
     assert (run.records[-1].action, run.records[-1].reason) == (Action.REVERT, Reason.ABORT_STORM)
-    assert run.setting == BOOT, "the push may be the cause, so it is reverted, well before half an hour has passed"
+    assert run.setting == BOOT, "the push may be the cause, so it is reverted, long before half an hour"
     assert memory.tried[-1].verdict == "inconclusive" and memory.trust.failed == 0
 
 

@@ -88,7 +88,7 @@ def test_a_fit_with_an_open_side_is_repeated_soon(steps: StepRows) -> None:
     few = len(steps_of(engine).samples())
     assert FitCode.SLOPE_UNKNOWN.value in learner.fit().codes and not learner.due
     learner.take(steps.select(np.arange(few // 2 + 1)))
-    assert learner.due, "half as many again, far below what a closed one waits for"
+    assert learner.due, "after half as many steps again, far fewer than with a closed side"
 
 
 def test_a_refusal_is_not_repeated_on_the_same_steps() -> None:

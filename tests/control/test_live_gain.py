@@ -39,7 +39,7 @@ NOISE = 0.05
 
 @dataclass(frozen=True)
 class Again(Traffic):
-    """The list again and again, each round after a rest in which the queue runs empty."""
+    """The list repeated, with a rest before each round in which the queue runs empty."""
 
     requests_: Listed = None  # type: ignore[assignment]  # always given; the base has defaults
 
@@ -87,7 +87,7 @@ class Rounds:
 
 
 def rounds_of(engine: LiveEngine, requests: Listed, rounds: int) -> Rounds:
-    """Whole rounds, requests in the order of their arrival, which is that of the list."""
+    """Whole rounds, requests by arrival, which is the list's order."""
     rows = rows_of(engine)
     assert (rows.ended == FINISHED).all()
     rows = rows.select(np.argsort(rows.arrival_s, kind="stable"))
@@ -154,9 +154,11 @@ def controlled() -> Rig:
     ttft_s, gap_s = targets()
     slo = Slo((Target("ttft", ttft_s, 0.9), Target("longest_gap", gap_s, 0.9)))
     limits = GuardLimits(largest_ratio=64.0, dwell_s=0.0, min_shadow_s=0.0, max_inconclusive_s=600.0, min_gain=0.02)
-    told = options(slo=slo, limits=limits, cycle_s=5.0, window_s=300.0, verify_s=120.0, search_every_s=120.0, trials=60)
-    run = rig(lambda job: run_job(job, lambda *_: None), engine=engine_with(fixed_list(), 21), options=told)
-    run.run(int(ROUNDS * (ROUND_S + REST_S) / told.cycle_s))
+    given = options(
+        slo=slo, limits=limits, cycle_s=5.0, window_s=300.0, verify_s=120.0, search_every_s=120.0, trials=60
+    )
+    run = rig(lambda job: run_job(job, lambda *_: None), engine=engine_with(fixed_list(), 21), options=given)
+    run.run(int(ROUNDS * (ROUND_S + REST_S) / given.cycle_s))
     return run
 
 

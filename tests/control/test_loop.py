@@ -145,14 +145,14 @@ def test_proof_with_another_model_does_not_count(better: Rig) -> None:
     assert not run.searcher.jobs[0].live
 
 
-@pytest.mark.parametrize(("told", "kv_used", "asks"), [(True, 0.95, True), (False, 0.5, True), (False, 0.95, False)])
-def test_a_full_pool_of_unknown_size_is_not_simulated(told: bool, kv_used: float, asks: bool) -> None:
+@pytest.mark.parametrize(("known", "kv_used", "asks"), [(True, 0.95, True), (False, 0.5, True), (False, 0.95, False)])
+def test_a_full_pool_of_unknown_size_is_not_simulated(known: bool, kv_used: float, asks: bool) -> None:
     run = rig(proposes(verdict="keep"), options=options(search_requests=20))
     state, steps = run.engine.running.tuning_state, run.port.steps_after
 
     def silent() -> wire.State:
         seen = state()
-        envelope = seen.envelope if told else seen.envelope.model_copy(update={"kv_blocks": None})
+        envelope = seen.envelope if known else seen.envelope.model_copy(update={"kv_blocks": None})
         return seen.model_copy(update={"envelope": envelope})
 
     def filled(after: int) -> wire.StepColumns:
@@ -171,18 +171,18 @@ def test_the_twin_plans_ahead_where_the_engine_does(ahead: bool) -> None:
     run = rig(proposes(verdict="keep"), options=options(search_requests=20))
     state = run.engine.running.tuning_state
 
-    def told() -> wire.State:
+    def reported() -> wire.State:
         seen = state()
         return seen.model_copy(update={"envelope": seen.envelope.model_copy(update={"plan_ahead": ahead})})
 
     assert state().envelope.plan_ahead is False, "our own engine plans a step when the one before it has ended"
-    run.engine.running.tuning_state = told  # type: ignore[method-assign]  # an engine that plans ahead
+    run.engine.running.tuning_state = reported  # type: ignore[method-assign]  # an engine that plans ahead
     run.run(3)
     assert run.searcher.jobs[0].engine.boot.plan_ahead == int(ahead)
 
 
 @pytest.mark.parametrize(
-    ("told", "keeps"),
+    ("reported", "keeps"),
     [
         ({}, 1),  # our own engine, always
         ({"engine": "vllm"}, 0),  # the hook leaves vLLM alone until something is pushed
@@ -191,10 +191,10 @@ def test_the_twin_plans_ahead_where_the_engine_does(ahead: bool) -> None:
         ({"engine": "vllm", "revision": 3, "notes": ("no chunk cap in this version",)}, 1),
     ],
 )
-def test_the_twin_keeps_decodes_moving_where_the_engine_does(told: dict[str, Any], keeps: int) -> None:
+def test_the_twin_keeps_decodes_moving_where_the_engine_does(reported: dict[str, Any], keeps: int) -> None:
     run = rig(proposes(verdict="keep"), options=options(search_requests=20, live=False))
     state = run.engine.running.tuning_state
-    run.engine.running.tuning_state = lambda: state().model_copy(update=told)  # type: ignore[method-assign]  # another
+    run.engine.running.tuning_state = lambda: state().model_copy(update=reported)  # type: ignore[method-assign]  # another
     run.run(3)
     assert run.searcher.jobs[0].engine.boot.keep_decodes_moving == keeps
 
@@ -244,7 +244,7 @@ def test_a_trials_cost_is_booked_and_the_trust_region_shrinks(lied: Rig) -> None
 def test_the_same_bad_proposal_is_not_tried_twice(lied: Rig) -> None:
     run = lied.again()
     run.run(5)
-    assert run.searcher.jobs, "it does ask again"
+    assert run.searcher.jobs, "it does search again"
     assert not run.port.moving and Reason.NULL_RESULT in [record.reason for record in run.records]
 
 
@@ -298,7 +298,7 @@ def test_nothing_to_gain_is_a_good_answer() -> None:
     run = rig(proposes(verdict="keep"), options=options(search_requests=20))
     run.run(5)
     assert run.records[-1].reason is Reason.NULL_RESULT and not run.port.moving
-    assert len(run.searcher.jobs) == 1, "it is not asked again before it is due"
+    assert len(run.searcher.jobs) == 1, "no second search before it is due"
 
 
 def test_if_all_targets_are_met_there_is_no_search() -> None:
@@ -347,7 +347,7 @@ def test_live_mode_waits_out_its_shadow_time_without_a_lease() -> None:
     assert Reason.SHADOW_TOO_SHORT in [r.reason for r in run.records]
     early = [r for r in run.records if r.number <= 5]
     assert all(r.lease_left_s is None and r.pushed is None for r in early)
-    assert pushed(run.records[-1]) and run.records[-1].number == 6, "four full cycles of looking are 40 s"
+    assert pushed(run.records[-1]) and run.records[-1].number == 6, "four full cycles of observing are 40 s"
 
 
 def test_of_two_controllers_exactly_one_acts() -> None:
@@ -392,7 +392,7 @@ def test_a_large_step_is_taken_in_strides_and_each_is_verified() -> None:
     assert run.records[-1].reason is Reason.STEP_LIMITED and run.records[-1].pushed == {"step_tokens": 1024}
     run.run(1)
     verify = run.records[-1].verify
-    assert verify is not None and verify.predicted_gain is None, "the prediction was about the whole way"
+    assert verify is not None and verify.predicted_gain is None, "the prediction was for the proposal"
     run.run(14, until=pushed)
     assert run.records[-1].pushed == {"step_tokens": 512}, "not worse was enough to go on"
 
@@ -408,7 +408,7 @@ def test_dwell_keeps_pushes_apart() -> None:
     run.engine.carry(Traffic(document_tokens=6000, rate_rps=2.5))
     run.run(30, until=lambda r: r.reason is Reason.DWELL or len(run.port.moving) > 1)
     moving = [r for r in run.records if pushed(r)]
-    assert len(moving) == 1, "a second push within the dwell time"
+    assert len(moving) == 1, "no second push within the dwell time"
 
 
 def test_the_exploration_budget_stops_trials() -> None:
@@ -468,7 +468,7 @@ def test_maintenance_windows_are_in_the_operators_week() -> None:
     run = rig(proposes(step_tokens=512), options=options(limits=always, search_requests=20))
     run.run(4)
     assert run.records[-1].reason is Reason.MAINTENANCE_WINDOW and not run.port.moving
-    assert run.records[-1].lease_left_s is not None, "what is in force is still held"
+    assert run.records[-1].lease_left_s is not None, "the lease is still held"
 
 
 # --- people ------------------------------------------------------------------------------------
@@ -491,14 +491,14 @@ def test_a_pause_keeps_what_is_in_force_and_stops_pushes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "reason"), [(operator.pause, Reason.PAUSED), (operator.revert, Reason.BLOCKED_AFTER_REVERT)]
+    ("operation", "reason"), [(operator.pause, Reason.PAUSED), (operator.revert, Reason.BLOCKED_AFTER_REVERT)]
 )
-def test_a_stop_during_a_cycle_prevents_its_push(wish: Any, reason: Reason) -> None:
+def test_a_stop_during_a_cycle_prevents_its_push(operation: Any, reason: Reason) -> None:
     armed: list[bool] = []
 
     def after(stage: Stage) -> None:
         if armed and stage is Stage.DECIDE:
-            ask(run, wish)
+            ask(run, operation)
 
     run = rig(proposes(step_tokens=512), options=options(search_requests=20), after_stage=after)
     run.run(2)
@@ -559,7 +559,7 @@ def test_a_clean_exit_returns_the_lease() -> None:
 def test_a_setting_of_an_earlier_run_outside_the_present_bounds_is_not_kept(
     proven: bool, bounds: dict[str, tuple[float, float]]
 ) -> None:
-    """The controller was killed under a push, and restarts with other bounds before the lease is over."""
+    """The controller was killed under a push, and restarts with other bounds before the lease expires."""
     run = rig(proposes(step_tokens=512, gain=0.12))
     run.run(12, until=lambda r: r.verify is not None and r.verify.verdict == "better" if proven else pushed(r))
     assert run.setting == FITTING and (memory_of(run).kept is not None) is proven
@@ -635,15 +635,15 @@ def test_an_answer_about_past_traffic_is_dropped_and_requested_again() -> None:
 
 
 def test_a_proposal_by_a_model_that_drifted_is_not_pushed_after_the_refit() -> None:
-    """It stood, held back by a deploy; then the engine became another one."""
+    """A deploy held the proposal back; then the engine's timing changed."""
     going = [True]
     run = rig(proposes(step_tokens=512), options=options(search_requests=20), deploying=lambda: going[0])
     run.run(4, until=lambda record: record.proposal is not None)
     learner = run.controller._observer._learner
     learner.drift, learner._fitted_at_steps = Drift(2.0, 3, True), 0  # as ``Learner.take`` does it
-    asked, run.searcher.delay, going[0] = len(run.searcher.jobs), 10**6, False
+    jobs_before, run.searcher.delay, going[0] = len(run.searcher.jobs), 10**6, False
     run.run(2)
-    assert learner.drift is None and len(run.searcher.jobs) == asked + 1
+    assert learner.drift is None and len(run.searcher.jobs) == jobs_before + 1
     assert not run.port.moving and run.records[-1].reason is Reason.SEARCHING
 
 
@@ -684,7 +684,7 @@ def test_a_child_that_does_not_start_is_not_retried_in_every_cycle() -> None:
 
 
 def test_a_slowdown_by_a_neighbour_does_not_count_against_the_push() -> None:
-    """The better setting, and an engine that takes half as long again since the push: no verdict, and none of worse."""
+    """The better setting on an engine that is 1.5 times slower since the push: no verdict, not "worse"."""
     run = rig(proposes(step_tokens=512, gain=0.12), options=options(search_requests=20))
     run.run(3)
     run.run(5, until=pushed)

@@ -1,4 +1,4 @@
-"""The loop's pure parts: trust region, exploration account, matched windows, what trials teach, what a push says."""
+"""The loop's pure parts: trust region, exploration account, matched windows, lessons of trials, push requests."""
 
 import math
 from dataclasses import replace
@@ -83,8 +83,8 @@ def test_a_chunk_cap_of_none_counts_as_the_budget() -> None:
 
 def test_knobs_that_are_absent_need_a_restart_or_showed_no_effect_are_not_searched() -> None:
     envelope = Envelope((KnobBound("step_tokens", 1, 8192), KnobBound("max_running", 1, 64, Mode.RESTART)))
-    asked = ANY | {"max_running": (1.0, 64.0)}
-    assert set(region(BOOT, envelope, asked, Trust())) == {"step_tokens"}
+    bounds = ANY | {"max_running": (1.0, 64.0)}
+    assert set(region(BOOT, envelope, bounds, Trust())) == {"step_tokens"}
     assert set(region(BOOT, ENVELOPE, ANY, Trust(), without={"chunk_cap_tokens"})) == {"step_tokens"}
 
 
@@ -109,7 +109,7 @@ def test_an_unserialisable_part_is_left_out_of_the_record() -> None:
 
 def test_a_trial_is_predicted_to_cost_what_the_twins_own_error_puts_at_risk() -> None:
     assert predicted_cost_slo_s(0.9, 0.05, 100.0) == pytest.approx(5.0)
-    assert predicted_cost_slo_s(0.02, 0.05, 100.0) == pytest.approx(2.0), "no more than is served well now"
+    assert predicted_cost_slo_s(0.02, 0.05, 100.0) == pytest.approx(2.0), "at most the share that is good now"
     assert predicted_cost_slo_s(math.nan, math.nan, 100.0) == 100.0, "an unknown gain counts as total loss"
 
 
@@ -172,7 +172,7 @@ def test_more_documents_after_the_push_are_not_taken_for_a_loss() -> None:
     found = compare(mix(0.2), mix(0.3))
     assert found.matched
     assert abs(found.gain) <= found.half_width
-    assert not compare(mix(0.1), mix(0.7)).matched, "and traffic of another kind is no match at all"
+    assert not compare(mix(0.1), mix(0.7)).matched, "and another kind of traffic does not match"
 
 
 def test_another_rate_is_no_match() -> None:
@@ -250,7 +250,7 @@ def test_an_inconclusive_trial_blocks_a_retry_for_a_day_and_a_loss_for_good() ->
     wanted = BOOT._replace(step_tokens=520)
     for verdict, days, stands in (("inconclusive", 0.9, True), ("inconclusive", 1.1, False), ("worse", 400.0, True)):
         assert refuted(wanted, still_valid([tried(verdict)], days * 86_400.0), CALM) is stands
-    assert len(still_valid([tried("inconclusive")], -1e9)) == 0, "a clock that was set back does not make it last"
+    assert len(still_valid([tried("inconclusive")], -1e9)) == 0, "a clock set back does not prolong it"
 
 
 def test_a_proven_setting_is_restored_for_its_traffic_and_boot() -> None:
@@ -338,17 +338,17 @@ def columns(rows: list[tuple[float, int, int]]) -> dict[str, Any]:
 def test_a_push_names_exactly_what_differs(after: Setting) -> None:
     model = NAMED_MODELS["8b-2tbs"]
     request = push_request(BOOT, after, lease_s=30.0, revision=3, actor="a", why="b", model=model)
-    wish = wire.parse(wire.PushRequest, request.model_dump_json().encode()).to_push()
-    assert BOOT._replace(**wish.changes) == after  # type: ignore[arg-type]  # names are knobs
-    assert (after.budget_policy == STEP_TIME_TARGET) == (wish.step_model == model)
-    assert wish.changes.get("budget_policy", FIXED_BUDGET) == after.budget_policy
+    sent = wire.parse(wire.PushRequest, request.model_dump_json().encode()).to_push()
+    assert BOOT._replace(**sent.changes) == after  # type: ignore[arg-type]  # names are knobs
+    assert (after.budget_policy == STEP_TIME_TARGET) == (sent.step_model == model)
+    assert sent.changes.get("budget_policy", FIXED_BUDGET) == after.budget_policy
 
 
 def test_the_way_back_from_a_policy_is_a_push_too() -> None:
     model = NAMED_MODELS["8b-2tbs"]
     tuned = BOOT._replace(budget_policy=PRESSURE, pressure_tokens=256, order_policy=SHORTEST_FIRST)
-    wish = push_request(tuned, BOOT, lease_s=30.0, revision=3, actor="a", why="b", model=model).to_push()
-    assert wish.changes["budget_policy"] == FIXED_BUDGET and wish.changes["order_policy"] == 0
+    sent = push_request(tuned, BOOT, lease_s=30.0, revision=3, actor="a", why="b", model=model).to_push()
+    assert sent.changes["budget_policy"] == FIXED_BUDGET and sent.changes["order_policy"] == 0
 
 
 def test_equivalent_settings_count_as_one() -> None:
@@ -390,7 +390,7 @@ def test_gap_targets_at_bounds_that_the_engine_does_not_count_are_judged_by_the_
 
 @pytest.mark.parametrize(("shown", "taken"), [(None, 512), (600, 512), (256, 256), (24, 32)])
 def test_an_observed_budget_is_used_but_never_below_the_sequence_cap(shown: int | None, taken: int) -> None:
-    """A twin cannot run 32 requests in steps of 24 tokens; the engine that seems to is one that holds some back."""
+    """A twin cannot run 32 requests in steps of 24 tokens; an engine that seems to holds some of them back."""
     seen = cast(Seen, SimpleNamespace(ceiling_tokens=shown, setting=Setting(step_tokens=512, max_running=32)))
     assert effective(seen).step_tokens == taken
 

@@ -38,18 +38,21 @@ def seen_to_gain(gains: Gains) -> Callable[..., Checked]:
         found = honest(trial, *others)  # type: ignore[arg-type]  # as they came
         gain, half = gains[int(trial.after["step_tokens"])]
         better = gain > half
-        said = Judgement(
-            Verdict.BETTER if better else Verdict.INCONCLUSIVE,
-            VerdictReason.GAIN_SHOWN if better else VerdictReason.WITHIN_NOISE,
-            True,
-        )
+        verdict = Verdict.BETTER if better else Verdict.INCONCLUSIVE
+        reason = VerdictReason.GAIN_SHOWN if better else VerdictReason.WITHIN_NOISE
         part = found.part.model_copy(
             update={
-                "verdict": said.verdict.value, "reason": said.reason.value, "observed_gain": gain, "half_width": half
+                "verdict": verdict.value, "reason": reason.value, "observed_gain": gain, "half_width": half
             }
         )  # fmt: skip
         matched = Matched(gain, half, True, 0.8, 0.8 + gain, 1.0, 1.0)
-        return replace(found, judgement=said, matched=matched, passed=trial.stride and not better, part=part)
+        return replace(
+            found,
+            judgement=Judgement(verdict, reason, True),
+            matched=matched,
+            passed=trial.stride and not better,
+            part=part,
+        )
 
     return check
 

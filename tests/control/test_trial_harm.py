@@ -1,4 +1,4 @@
-"""What a trial costs, and what ends it, when comparing two windows is not conclusive."""
+"""Cost and end of a trial whose windows give no verdict."""
 
 from dataclasses import replace
 from typing import Any
@@ -92,7 +92,7 @@ def test_hang_ups_count_only_if_fewer_happened_before() -> None:
 
 
 def test_constant_hang_ups_revert_no_push(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of all do, before the push as after it."""
+    """Half of all requests hang up, before and after the push."""
     monkeypatch.setattr(observe_stage, "STORM_SHARE", 1.0)  # otherwise nothing would be pushed
     run = rig(proposes(step_tokens=512, gain=0.12), options=options(search_requests=20, verify_s=40.0))
     run.engine.after_step = lambda engine: engine.abort_some(0.1) if engine.running.snapshot().step % 12 == 0 else None
@@ -145,7 +145,7 @@ def test_a_trial_that_spends_the_daily_budget_is_reverted() -> None:
 
 
 def test_slower_steps_at_the_pushed_size_count_against_the_push() -> None:
-    """Chunks of about 512 tokens take nearly three times what the model says of them; decodes are unchanged."""
+    """Chunks of about 512 tokens take nearly three times the modelled time; decodes are unchanged."""
     run = rig(proposes(step_tokens=512, gain=0.12), options=options(search_requests=20))
     runner = run.engine.running._loop._runner
     honest = runner.duration_s  # type: ignore[attr-defined]  # the test's own runner

@@ -167,7 +167,7 @@ def test_a_push_that_never_arrived_is_not_in_force() -> None:
 
 
 def budgets_since(run: Rig) -> set[int]:
-    """Budgets of the steps that the loop takes to have run under the setting in force."""
+    """Budgets of the steps that the loop assigns to the setting in force."""
     observer = run.controller._observer
     steps = observer._window.steps
     return set(steps.budget_tokens[steps.start_s >= observer._since_s].tolist())
@@ -225,7 +225,7 @@ def test_a_failed_revert_is_retried_until_it_succeeds() -> None:
 
 
 def test_a_revert_whose_answer_was_lost_keeps_its_verdict() -> None:
-    """The engine did it but its answer never arrived: the reverted setting is not tried again."""
+    """The engine reverted but its answer was lost: the reverted setting is not tried again."""
     limits = replace(BOLD, max_inconclusive_s=15.0)
     run = on_trial(options=options(search_requests=20, limits=limits, harm_requests=100, min_requests=100))
     honest = run.port.revert
@@ -374,7 +374,7 @@ def test_nonsense_rows_are_discarded() -> None:
 
 @pytest.mark.parametrize("late_s", [0.0, 50.0])
 def test_a_first_token_at_the_last_is_valid_and_after_it_is_not(late_s: float) -> None:
-    """All tokens in one step: then the difference of the two instants may round to a hair below 0."""
+    """All tokens in one step: the difference of the two instants may round to slightly below 0."""
     run = rig(proposes(step_tokens=512), options=QUICK)
     honest = run.port.requests_after
 
@@ -425,7 +425,7 @@ def test_a_verdict_ignores_requests_from_before_discarded_rows() -> None:
 
 
 def test_after_discarded_rows_only_later_arrivals_are_complete() -> None:
-    """Otherwise the next window would hold the long requests of before, without the short ones that came with them."""
+    """Otherwise the next window would hold earlier long requests without their short neighbours."""
     run = rig(proposes(step_tokens=512), options=QUICK)
     run.run(1)
     whole = run.engine.running.tuning_state()
@@ -452,9 +452,9 @@ def test_a_search_about_the_previous_engine_is_dropped_even_if_its_restart_went_
     run.run(1)
     assert run.records[-1].reason is Reason.STORE_FAILED
     run.store.broken, run.store.next_number = None, number  # type: ignore[method-assign]  # as it was
-    asked = len(run.searcher.jobs)
+    jobs_before = len(run.searcher.jobs)
     run.run(6, until=pushed)
-    assert len(run.searcher.jobs) > asked, "what is pushed was searched for this engine"
+    assert len(run.searcher.jobs) > jobs_before, "this engine had its own search before the push"
 
 
 def test_steps_of_two_boots_are_never_mixed_even_if_the_first_state_was_invalid() -> None:

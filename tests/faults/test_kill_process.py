@@ -1,4 +1,4 @@
-"""The real thing: a controller process on an engine process, ended with SIGKILL at every stage of a cycle."""
+"""A real controller process on an engine process, killed with SIGKILL at every stage of a cycle."""
 
 import os
 import subprocess

@@ -128,7 +128,7 @@ def test_a_memory_of_another_version_starts_over() -> None:
 
 
 def test_a_step_model_of_another_release_is_refitted() -> None:
-    """It has a coefficient that this one does not know, or lacks one."""
+    """It has an unknown coefficient or lacks one."""
     run = rig(proposes(verdict="keep"), options=QUICK)
     run.run(3)
     kept = json.loads(run.store.values["model"])

@@ -33,7 +33,7 @@ ENVELOPE = Envelope(
 )
 
 
-def wish(changes=None, *, revision=0, actor="tuner", lease_s=60.0):
+def request(changes=None, *, revision=0, actor="tuner", lease_s=60.0):
     return Push({"step_tokens": 1024} if changes is None else changes, lease_s, revision, actor, "a test")
 
 
@@ -44,14 +44,14 @@ def book():
 
 @pytest.fixture
 def held(book):
-    after, outcome = push(book, wish(), 100.0)
+    after, outcome = push(book, request(), 100.0)
     assert outcome.reason is LeaseReason.OK
     return after
 
 
 def test_push_merges_into_the_setting_in_force(held):
     assert held.setting == BOOT._replace(step_tokens=1024)
-    after, outcome = push(held, wish({"chunk_cap_tokens": 256}, revision=1), 110.0)
+    after, outcome = push(held, request({"chunk_cap_tokens": 256}, revision=1), 110.0)
     assert outcome.reason is LeaseReason.OK
     assert after.setting == BOOT._replace(step_tokens=1024, chunk_cap_tokens=256)
     assert (after.revision, outcome.revision) == (2, 2)
@@ -59,7 +59,7 @@ def test_push_merges_into_the_setting_in_force(held):
 
 
 def test_an_empty_push_renews_the_lease(held):
-    after, _ = push(held, wish({}, revision=1), 150.0)
+    after, _ = push(held, request({}, revision=1), 150.0)
     assert after.setting == held.setting
     assert expire(after, 205.0)[0].setting == held.setting
 
@@ -81,7 +81,7 @@ def test_an_empty_push_renews_the_lease(held):
     ],
 )
 def test_one_bad_value_refuses_the_whole_push(held, changes, broken, limit):
-    after, outcome = push(held, wish({"chunk_cap_tokens": 64} | changes, revision=1), 110.0)
+    after, outcome = push(held, request({"chunk_cap_tokens": 64} | changes, revision=1), 110.0)
     assert after.setting == held.setting
     assert after.lease == held.lease
     assert outcome.reason is LeaseReason.OUTSIDE_ENVELOPE
@@ -90,29 +90,29 @@ def test_one_bad_value_refuses_the_whole_push(held, changes, broken, limit):
 
 
 def test_a_restart_knob_may_be_named_by_its_own_value(book):
-    assert push(book, wish({"max_running": 256}), 100.0)[1].reason is LeaseReason.OK
-    assert push(book, wish({"pass_over_max_s": 5}), 100.0)[1].reason is LeaseReason.OK
+    assert push(book, request({"max_running": 256}), 100.0)[1].reason is LeaseReason.OK
+    assert push(book, request({"pass_over_max_s": 5}), 100.0)[1].reason is LeaseReason.OK
 
 
 @pytest.mark.parametrize("lease_s", [0.0, -1.0, math.nan, math.inf, 86_401.0])
 def test_lease_length_is_bounded(book, lease_s):
-    assert push(book, wish(lease_s=lease_s), 100.0)[1].reason is LeaseReason.LEASE_LENGTH
+    assert push(book, request(lease_s=lease_s), 100.0)[1].reason is LeaseReason.LEASE_LENGTH
 
 
 def test_an_old_revision_conflicts(held):
     for revision in (0, 2):
-        after, outcome = push(held, wish(revision=revision), 110.0)
+        after, outcome = push(held, request(revision=revision), 110.0)
         assert (after.setting, outcome.reason) == (held.setting, LeaseReason.CONFLICT_REVISION)
 
 
 def test_a_step_time_target_is_set_and_cleared_with_its_constants():
     book = boot_book(Envelope(full_bounds(8192, 256)), BOOT, 100.0)
     changes = {"budget_policy": STEP_TIME_TARGET, "budget_target_s": 0.03}
-    assert push(book, wish(changes), 100.0)[1].reason is LeaseReason.NEEDS_STEP_MODEL
+    assert push(book, request(changes), 100.0)[1].reason is LeaseReason.NEEDS_STEP_MODEL
     model = NAMED_MODELS["8b-2tbs"]
     held, outcome = push(book, Push(changes, 60.0, 0, "tuner", "a test", model), 100.0)
     assert (outcome.reason, held.step_model) == (LeaseReason.OK, model)
-    assert push(held, wish({}, revision=1), 110.0)[0].step_model == model
+    assert push(held, request({}, revision=1), 110.0)[0].step_model == model
     assert expire(held, 160.0)[0].step_model is None
     assert revert(held, 110.0, block=False)[0].step_model is None
 
@@ -125,11 +125,11 @@ def test_full_bounds_name_every_knob_once_and_include_the_defaults():
 
 
 def test_only_the_holder_pushes_while_the_lease_lives(held):
-    assert push(held, wish(revision=1, actor="other"), 110.0)[1].reason is LeaseReason.HELD_BY_OTHER
-    ended, outcome = push(held, wish(revision=1, actor="other"), 161.0)
+    assert push(held, request(revision=1, actor="other"), 110.0)[1].reason is LeaseReason.HELD_BY_OTHER
+    ended, outcome = push(held, request(revision=1, actor="other"), 161.0)
     assert outcome.reason is LeaseReason.CONFLICT_REVISION  # the lease ended, so the revision moved on
     assert ended.setting == BOOT
-    assert push(ended, wish(revision=ended.revision, actor="other"), 161.0)[1].reason is LeaseReason.OK
+    assert push(ended, request(revision=ended.revision, actor="other"), 161.0)[1].reason is LeaseReason.OK
 
 
 def test_a_lease_end_restores_boot_values_once(held):
@@ -148,7 +148,7 @@ def test_a_clock_jump_back_ends_the_lease_but_a_small_step_does_not(held):
     ended, outcome = expire(seen, 130.0 - BACKWARD_SLACK_S - 0.01)
     assert outcome.reason is LeaseReason.CLOCK_WENT_BACK
     assert (ended.setting, ended.lease) == (BOOT, None)
-    after, outcome = push(ended, wish(revision=ended.revision), ended.seen_s)
+    after, outcome = push(ended, request(revision=ended.revision), ended.seen_s)
     assert outcome.reason is LeaseReason.OK
     assert after.lease.left_s(ended.seen_s) == 60.0
 
@@ -161,7 +161,7 @@ def test_a_clock_jump_ahead_ends_the_lease(held):
 def test_an_unreadable_clock_ends_a_lease_and_grants_none(book, held, now_s):
     assert expire(held, now_s)[1].reason is LeaseReason.CLOCK_UNREADABLE
     assert expire(held, now_s)[0].setting == BOOT
-    refused, outcome = push(book, wish(), now_s)
+    refused, outcome = push(book, request(), now_s)
     assert (outcome.reason, refused) == (LeaseReason.CLOCK_UNREADABLE, book)
     assert revert(held, now_s, block=True)[0].setting == BOOT
 
@@ -171,11 +171,11 @@ def test_revert_blocks_until_resume_and_a_plain_revert_does_not(held):
     assert (outcome.reason, free.setting, free.blocked) == (LeaseReason.REVERTED, BOOT, False)
     blocked, _ = revert(held, 110.0, block=True)
     assert blocked.setting == BOOT
-    assert push(blocked, wish(revision=2), 111.0)[1].reason is LeaseReason.BLOCKED_BY_REVERT
+    assert push(blocked, request(revision=2), 111.0)[1].reason is LeaseReason.BLOCKED_BY_REVERT
     assert revert(blocked, 112.0, block=False)[0].blocked
     open_again, outcome = resume(blocked, 113.0)
     assert outcome.reason is LeaseReason.RESUMED
-    assert push(open_again, wish(revision=3), 113.0)[1].reason is LeaseReason.OK
+    assert push(open_again, request(revision=3), 113.0)[1].reason is LeaseReason.OK
     assert resume(open_again, 114.0)[1].reason is LeaseReason.NOTHING_TO_DO
 
 

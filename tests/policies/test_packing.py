@@ -77,7 +77,7 @@ def test_chunking_off_runs_a_prompt_whole_or_not_at_all() -> None:
 
 @pytest.mark.parametrize(("reserve", "planned"), [(1, [[0, 100]]), (0, [[0, 100], [1, 60]])])
 def test_whole_prompt_reservation(reserve: int, planned: list[list[int]]) -> None:
-    """10 blocks of 16: the second prompt's first chunk would fit, the whole of it does not."""
+    """10 blocks of 16: the second prompt's first chunk would fit, the whole prompt does not."""
     boot = BOOT._replace(reserve_whole_prompt=reserve)
     assert plan(waiting([100, 100], pool_blocks=11), Setting(160), boot) == planned
 

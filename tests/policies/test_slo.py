@@ -310,7 +310,7 @@ def test_longest_wait_is_to_the_first_token():
 
 
 def test_the_longest_wait_of_a_run_is_the_time_to_first_token_that_no_target_can_beat():
-    """A request that never gets a first token still waits, here as under every target."""
+    """A request without a first token still waits, as under every target."""
     run = outcomes([0.1, 7.0, 0.2], first_token_s=np.array([0.1, 8.0, NAN]))
     (row,) = margins(run, Slo((Target("ttft", 1.0, 1.0),)))
     assert longest_wait_s(run) == row.measured_s == math.inf

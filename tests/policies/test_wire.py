@@ -56,9 +56,9 @@ def requests(rows=2, **change):
 
 
 def test_a_push_goes_through_to_the_lease():
-    wish = parse(PushRequest, body(PUSH)).to_push()
-    assert wish.changes == {"step_tokens": 1024, "adaptive_chunk_cap": 1, "pass_over_max_s": 5}
-    book, outcome = push(boot_book(Envelope(full_bounds(8192, 256)), Setting(512), 0.0), wish, 0.0)
+    request = parse(PushRequest, body(PUSH)).to_push()
+    assert request.changes == {"step_tokens": 1024, "adaptive_chunk_cap": 1, "pass_over_max_s": 5}
+    book, outcome = push(boot_book(Envelope(full_bounds(8192, 256)), Setting(512), 0.0), request, 0.0)
     assert outcome.reason is LeaseReason.OK
     assert book.setting == Setting(1024, adaptive_chunk_cap=1, pass_over_max_s=5)
 
@@ -91,12 +91,12 @@ def test_a_push_goes_through_to_the_lease():
     ],
 )
 def test_policies_become_knobs(policies, changes):
-    wish = parse(PushRequest, body(PUSH | {"knobs": {}} | policies)).to_push()
-    assert wish.changes == changes
+    request = parse(PushRequest, body(PUSH | {"knobs": {}} | policies)).to_push()
+    assert request.changes == changes
     assert set(changes) <= set(Setting._fields)
-    assert wish.step_model == (NAMED_MODELS["8b-2tbs"] if changes.get("budget_policy") == 1 else None)
+    assert request.step_model == (NAMED_MODELS["8b-2tbs"] if changes.get("budget_policy") == 1 else None)
     book = boot_book(Envelope(full_bounds(8192, 256)), Setting(512), 0.0)
-    assert push(book, wish, 0.0)[1].reason is LeaseReason.OK
+    assert push(book, request, 0.0)[1].reason is LeaseReason.OK
 
 
 @pytest.mark.parametrize(
