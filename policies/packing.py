@@ -1,4 +1,4 @@
-"""The scheduling decision for one step, as a pure function that engine, hook and twin call.
+"""The scheduling decision for one step, as a pure function that engine and twin call.
 
 ``plan_step`` follows vLLM V1 (0.32, v1/core/sched/scheduler.py: schedule): running requests in admission order, then
 waiting ones, under a token budget; a request without a free KV block preempts the newest. It adds partial-prefill
