@@ -70,7 +70,7 @@ class Judge:
         seen, standing, options, proposal = view.seen, view.standing, self._options, found.proposal
         gain = proposal.gain if proposal is not None else math.nan
         error = proposal.error if proposal is not None else math.nan
-        ours = standing.ours_in_force
+        ours, share, trial_s = standing.ours_in_force, view.figures.attainment, self._trial_s(view)
         bound = any(part.code == Signal.KV_BOUND.value for part in seen.signals)
         return Situation(
             live=options.live,
@@ -97,7 +97,7 @@ class Judge:
             kv_used=1.0 if bound else seen.kv_used,
             preempting=bound or seen.preempting,
             exploration_spent_slo_s=self._book.spent_slo_s(view.day),
-            exploration_cost_slo_s=predicted_cost_slo_s(_share(view), error, self._trial_s(view)),
+            exploration_cost_slo_s=predicted_cost_slo_s(math.nan if share is None else share, error, trial_s),
             unjudgeable=view.freeze,
             why_no_proposal=found.why,
             held_by_other=standing.holder is Holder.OTHER,
@@ -115,8 +115,3 @@ class Judge:
         rate_rps = traffic.rate_rps if traffic is not None else 0.0
         full_s = options.min_requests / rate_rps if rate_rps > 0.0 else options.verify_s
         return options.settle_s + min(full_s, options.verify_s) + REVERT_CYCLES * options.cycle_s
-
-
-def _share(view: CycleView) -> float:
-    share = view.figures.attainment
-    return math.nan if share is None else share

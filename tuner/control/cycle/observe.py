@@ -137,18 +137,11 @@ class Seen:
         return bool(self.reading.steps.preemptions.sum() > 0)
 
 
-def ttft_bound_s(slo: Slo) -> float:
-    """The mildest bound on the wait for a first token; +inf when the base targets have none."""
-    bounds = [target.bound_s for target, _ in slo.all_targets() if target.metric in ("ttft", "queue")]
-    base = [target for target in slo.targets if target.metric in ("ttft", "queue")]
-    return max(bounds) if base else math.inf
-
-
 def wait_bound_s(slo: Slo, verify_s: float) -> float:
-    """Longest wait for a first token before a running request counts as missed. Without a target half of ``verify_s``:
-    gaps alone look good while no request is admitted."""
-    bound_s = ttft_bound_s(slo)
-    return bound_s if math.isfinite(bound_s) else verify_s / 2.0
+    """Longest wait for a first token before a waiting request counts as missed: the mildest target that holds for all.
+    Without one half of ``verify_s``: gaps alone look good while no request is admitted."""
+    bounds = [target.bound_s for target, _ in slo.all_targets() if target.metric in ("ttft", "queue")]
+    return max(bounds) if any(target.metric in ("ttft", "queue") for target in slo.targets) else verify_s / 2.0
 
 
 def storming(window: Window, start_s: float) -> bool:

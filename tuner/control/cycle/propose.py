@@ -297,7 +297,3 @@ class SearchDesk:
         if self.proposal is None:
             self._why = Reason.SEARCHING
         return ""
-
-    @property
-    def busy(self) -> bool:
-        return self._searcher.busy
