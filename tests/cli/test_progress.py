@@ -50,13 +50,12 @@ def test_an_empty_cache_is_not_compiled(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("place", "printed"), [("fresh", COMPILING), ("file/x", "every time: {}/file cannot be written")]
+    ("place", "printed"), [("new/fresh", COMPILING), ("file/x", "every time: {}/file cannot be written")]
 )
 def test_code_compiled_every_time_is_not_reported_as_cached(
     place: str, printed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
-    (tmp_path / "fresh").mkdir()
     monkeypatch.setattr(progress, "twin_is_compiled", lambda: False)
     monkeypatch.setattr(progress, "code_folder", lambda function: tmp_path / place)
     monkeypatch.setattr(progress, "simulate", lambda *_: None)

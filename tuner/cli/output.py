@@ -14,7 +14,7 @@ from rooftune.policies.request import Boot, Setting
 from rooftune.policies.step_time import StepModel
 from rooftune.tuner.files import shown_path
 from rooftune.tuner.sim import kernel
-from rooftune.tuner.sim.compile import code_folder, holds_code
+from rooftune.tuner.sim.compile import code_folder, holds_code, is_writable
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.twin import simulate
 from rooftune.tuner.traffic.workload import Traffic
@@ -81,9 +81,8 @@ def twin_is_compiled() -> bool:
 def warm_twin(progress: Progress) -> None:
     """Compile the twin, or load it, before the work that is timed and counted; says so when it compiles."""
     if not twin_is_compiled():
-        folder = code_folder(kernel.replay)  # made when the twin was imported
-        kept = os.path.isdir(folder) and os.access(folder, os.W_OK)
-        progress.say(COMPILING if kept else COMPILING_AGAIN.format(shown_path(folder.parent)))
+        folder = code_folder(kernel.replay)
+        progress.say(COMPILING if is_writable(folder) else COMPILING_AGAIN.format(shown_path(folder.parent)))
     one = np.ones(1, dtype=np.int64)
     traffic = Traffic(np.zeros(1), one, one, np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
     engine = Engine(Boot(64, 16, 1, 1, 0, 0), kv_blocks=8, sequence_ceiling=8)

@@ -86,6 +86,15 @@ def holds_code(folder: Path) -> bool:
         return False
 
 
+def is_writable(folder: Path) -> bool:
+    """Whether machine code can be kept in a ``code_folder``, which is made if it is missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
+
+
 def compiled(function: Callable[..., Any], *, like: Sequence[tuple[Any, ...]] = (), cache: bool = True) -> Any:
     """The compiled twin of a plain function and of all plain helpers of ours that it calls.
 
@@ -95,14 +104,9 @@ def compiled(function: Callable[..., Any], *, like: Sequence[tuple[Any, ...]] = 
     """
     assert isinstance(function, types.FunctionType)
     folder = code_folder(function)
+    cache = cache and is_writable(folder)
     if cache:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            cache = os.access(folder, os.W_OK)
-        except OSError:
-            cache = False
-        if cache:
-            numba.config.CACHE_DIR = str(folder)
+        numba.config.CACHE_DIR = str(folder)
     helpers: dict[int, Any] = {}
     twin = numba.njit(_rebound(function, helpers), cache=cache, nogil=True, error_model="numpy")
     if not (cache and holds_code(folder)):
