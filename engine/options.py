@@ -9,7 +9,7 @@ from rooftune.policies.envelope import Envelope, full_bounds
 from rooftune.policies.errors import bad_value
 from rooftune.policies.request import Boot, Setting
 
-# A slot reserves a row of block table and keys; beyond this a queue is a memory leak and a wrong answer to load.
+# A slot reserves a row of block table and keys; a longer queue costs memory and its requests come too late.
 MAX_QUEUE = 100_000
 # Request records count the gaps above each of these: common targets for the gap between tokens.
 GAP_TARGETS_S = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)

@@ -175,12 +175,12 @@ KNOBS = (
     ),
     Knob(
         "pressure_tokens", "budget under pressure", _FOLLOWER, Unit.COUNT, 0, _ceiling,
-        "pressure-tokens", "pressure: budget while prompts press",
+        "pressure-tokens", "pressure: budget under pressure",
         policy="budget_policy", under=(PRESSURE,), part="tokens", needed=True,
     ),
     Knob(
         "pressure_prefills", "prompts that count as pressure", _FOLLOWER, Unit.COUNT, 1, lambda _, most: max(most, 2),
-        "pressure-prefills", "pressure: waiting prompts that count as pressure",
+        "pressure-prefills", "pressure: least prefills in flight that count as pressure",
         policy="budget_policy", under=(PRESSURE,), part="prefills",
     ),
     Knob(

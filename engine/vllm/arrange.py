@@ -170,8 +170,6 @@ class Arranger:
             room = max(total // count, space // (count + 1), 1)
         return min(room, cap)
 
-    # --- small ones ---
-
     def _skip(self, request: Any) -> None:
         """vLLM passes over a running request whose next step is not due; ``schedule`` counts its step first."""
         if hasattr(request, "next_decode_eligible_step"):

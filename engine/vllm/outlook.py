@@ -43,7 +43,7 @@ class PartialCaps:
 @dataclass
 class Outlook:
     """served: tokens of running prefills, in order, until none is left. admitted: tokens of those admitted, from the
-    front of the waiting list. held: passed over by a cap. passed: one that waits goes before one that runs."""
+    front of the waiting list. held: held back by a cap. passed: a waiting request goes before a running one."""
 
     order: list[Any] = field(default_factory=list)
     served: list[int] = field(default_factory=list)

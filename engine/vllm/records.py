@@ -202,7 +202,7 @@ class Recorder:
         self.partials[request_id] = track.request
 
     def _updated(self, note: Note, rows: list[Written]) -> None:
-        """The tokens of one step came; those of steps without tokens are not told apart from nothing."""
+        """Books the tokens of one step; vLLM reports a step without tokens like no step at all."""
         _, now_s, output, answers = note
         if output.num_scheduled_tokens:
             row, joined = self._flights.popleft()
