@@ -31,6 +31,7 @@ MODULE = "rooftune.tuner.control.searcher.child"
 GRACE_S = 5.0
 # What C++ libraries say when they end the process by themselves.
 _MEMORY_WORDS = ("MemoryError", "out of memory", "bad_alloc", "Cannot allocate memory")
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
 _LAST_WORDS = 20  # lines of standard error that are kept
 _MOST_REPLIES = 10_000  # waiting to be read; a child that says more talks nonsense
 
@@ -222,15 +223,17 @@ class ChildSearcher:
             return
         if code == LATE_EXIT:
             raise self._late()
-        words = child.last_words()
+        words, bound = child.last_words(), f"{self._limits.memory_bytes >> 20} MiB"
         if code == OUT_OF_MEMORY_EXIT or any(word in words for word in _MEMORY_WORDS):
-            bound = f"{self._limits.memory_bytes >> 20} MiB"
             raise self._failed(
                 WorkerFault.OUT_OF_MEMORY,
                 f"the child needs more than {bound} of memory; raise it or shorten the window",
             )
         how = "closed its pipe" if code is None else f"ended with code {code}"
-        how = f"was ended by signal {-code}" if code is not None and code < 0 else how
+        if code is not None and code < 0:
+            how = f"was ended by signal {-code}"
+            if -code in _CRASHES:
+                how += f" (libraries crash when they get no memory; the bound is {bound})"
         raise self._failed(WorkerFault.DIED, f"the child {how}" + (f": {words}" if words else ""))
 
     def _late(self) -> WorkerError:
