@@ -1,7 +1,6 @@
 """What one planned step computes and the state it leaves: the content of its record."""
 
 from rooftune.engine.interface import StepRecord
-from rooftune.engine.protocol import InForce
 from rooftune.policies.request import (
     BUDGET,
     COMPUTED,
@@ -50,10 +49,10 @@ class StepFigures:
         self.partials = 0 if self.sampled == self.running else _partials(state)
 
     def record(
-        self, force: InForce, start_s: float, duration_s: float, pool_blocks: int, preemptions: int
+        self, step: int, revision: int, start_s: float, duration_s: float, pool_blocks: int, preemptions: int
     ) -> StepRecord:
         return StepRecord(
-            force.step,
+            step,
             start_s,
             duration_s,
             self.budget,
@@ -69,7 +68,7 @@ class StepFigures:
             self.waiting,
             1.0 - self.free_blocks / pool_blocks,
             preemptions,
-            force.revision,
+            revision,
         )
 
 

@@ -207,7 +207,8 @@ class EngineLoop:
         preempted = self._preempted - self._preempted_before
         self._preempted_before = self._preempted
         self._joins_s = self._now_s()
-        record = figures.record(force, start_s, self._joins_s - start_s, self._pool_blocks, preempted)
+        step, duration_s = self._desk.steps - 1, self._joins_s - start_s
+        record = figures.record(step, force.revision, start_s, duration_s, self._pool_blocks, preempted)
         self.latest = record
         self._desk.add_step(record)
         if self.observer is not None:

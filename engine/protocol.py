@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from threading import Lock
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from rooftune.engine.interface import ChangeKind, FinishReason, Observer, RequestRecord, StepRecord
 from rooftune.policies import lease, wire
@@ -73,14 +73,16 @@ class Ring(Generic[T]):
         return found, max(0, rows[oldest][0] - number - 1) if full else 0
 
 
-@dataclass(frozen=True, slots=True)
-class InForce:
-    """What one step runs under."""
+class InForce(NamedTuple):
+    """What a step runs under."""
 
-    step: int
     setting: Setting
     step_model: StepModel
     revision: int
+
+
+def in_force(book: lease.LeaseBook) -> InForce:
+    return InForce(book.setting, book.step_model or NO_MODEL, book.revision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +141,9 @@ class TuningDesk:
                     self._stepped_s = now_s
                 else:
                     self._settle(now_s)
-            book, step = self._book, self._next_step
-            self._next_step = step + 1
-        return InForce(step, book.setting, book.step_model or NO_MODEL, book.revision)
+            book = self._book
+            self._next_step += 1
+        return in_force(book)
 
     def skip_step(self) -> None:
         """Give the number of a step that computes nothing to the next one."""
@@ -223,7 +225,7 @@ class TuningDesk:
             now_s = self._settle(self._now_s())
             self._book, outcome = lease.push(self._book, wish, now_s)
             if outcome.refused:
-                return wire.refusal(outcome)[1]
+                return wire.refusal(outcome)
             return self._answer(ChangeKind.PUSHED, wish.actor, wish.reason)
 
     def revert(self, request: wire.RevertRequest) -> wire.PushAnswer:

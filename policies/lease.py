@@ -42,17 +42,16 @@ class LeaseReason(StrEnum):
     NEEDS_STEP_MODEL = "needs_step_model"
 
 
-REFUSALS = frozenset(
-    {
-        LeaseReason.CLOCK_UNREADABLE,
-        LeaseReason.CONFLICT_REVISION,
-        LeaseReason.BLOCKED_BY_REVERT,
-        LeaseReason.HELD_BY_OTHER,
-        LeaseReason.LEASE_LENGTH,
-        LeaseReason.OUTSIDE_ENVELOPE,
-        LeaseReason.NEEDS_STEP_MODEL,
-    }
-)
+# The reasons of a refusal, each with its words for the client.
+REFUSALS = {
+    LeaseReason.CONFLICT_REVISION: "another revision is in force; read the state and decide again",
+    LeaseReason.BLOCKED_BY_REVERT: "an operator reverted; pushes are blocked until a resume",
+    LeaseReason.HELD_BY_OTHER: "another actor holds the lease; wait for its end or revert it",
+    LeaseReason.LEASE_LENGTH: "the lease is longer than this engine grants; ask for less",
+    LeaseReason.OUTSIDE_ENVELOPE: "outside the boot envelope, see breaches; nothing was changed",
+    LeaseReason.NEEDS_STEP_MODEL: "step_time_target needs the constants of the step model; send them along",
+    LeaseReason.CLOCK_UNREADABLE: "the engine's clock gives no finite time; nothing can be leased on it",
+}
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def plan_step(setting: Setting, boot: Boot, model: StepModel, state: State, now_
     if boot.keep_decodes_moving != 0:
         budget = effective_budget(budget, boot.ceiling_tokens, decodes)
     counters[BUDGET] = budget
-    cap = _chunk_cap(setting, boot, counters[RUNNING_COUNT] + counters[WAITING_COUNT])
+    cap = chunk_cap(setting, boot.ceiling_tokens, counters[RUNNING_COUNT] + counters[WAITING_COUNT])
     if setting.order_policy == FCFS:
         left, partials = _serve_running(boot, state, budget, cap, decodes, partials, counters[RUNNING_COUNT])
         if counters[PREEMPTED_COUNT] == 0:
@@ -145,13 +145,13 @@ def effective_chunk_cap(cap: int, left: int, decodes_behind: int) -> int:
     return cap if cap < room else room
 
 
-def _chunk_cap(setting: Setting, boot: Boot, eligible: int) -> int:
+def chunk_cap(setting: Setting, ceiling_tokens: int, eligible: int) -> int:
     """The cap in force: none for a lone request; the adaptive one never falls below a fair share."""
     cap = setting.chunk_cap_tokens
     if cap <= 0 or eligible <= 1:
         return NO_CAP
-    if setting.adaptive_chunk_cap != 0 and boot.ceiling_tokens // eligible > cap:
-        return boot.ceiling_tokens // eligible
+    if setting.adaptive_chunk_cap != 0 and ceiling_tokens // eligible > cap:
+        return ceiling_tokens // eligible
     return cap
 
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from rooftune.policies.envelope import KNOB, KNOB_NAMES, KNOBS, Knob, Unit, Violation
 from rooftune.policies.errors import InputError
-from rooftune.policies.lease import MAX_LEASE_S, LeaseOutcome, LeaseReason, Push
+from rooftune.policies.lease import MAX_LEASE_S, REFUSALS, LeaseOutcome, Push
 from rooftune.policies.request import Setting
 from rooftune.policies.step_time import StepModel
 
@@ -431,35 +431,23 @@ def parse(kind: type[M], body: bytes, limit_bytes: int = MAX_BODY_BYTES) -> M:
         raise InputError(f"{kind.__name__}: {where}: {first['msg']}; see the schema of the tuning protocol") from None
 
 
-def refusal(outcome: LeaseOutcome) -> tuple[int, Refusal]:
-    """HTTP status and body of a refused ``LeaseOutcome``. Raises InputError for one that was not refused."""
+def malformed(revision: int, why: str) -> Refusal:
+    """The answer to a request that cannot be read. revision: the one in force."""
+    return Refusal(code="malformed", revision=revision, message=why[:1000])
+
+
+def refusal(outcome: LeaseOutcome) -> Refusal:
+    """The body of a refused ``LeaseOutcome``. Raises InputError for one that was not refused."""
     if not outcome.refused:
         raise InputError(f"outcome {outcome.reason} is not a refusal; answer it with 200")
-    message = MESSAGES[outcome.reason]
+    message = REFUSALS[outcome.reason]
     breaches = tuple(_breach(violation) for violation in outcome.violations[:64])
-    body = Refusal.model_validate(
+    return Refusal.model_validate(
         {"code": outcome.reason.value, "revision": outcome.revision, "message": message, "breaches": breaches}
     )
-    return REFUSAL_STATUS[outcome.reason.value], body
-
-
-MESSAGES: dict[LeaseReason, str] = {
-    LeaseReason.CONFLICT_REVISION: "another revision is in force; read the state and decide again",
-    LeaseReason.BLOCKED_BY_REVERT: "an operator reverted; pushes are blocked until a resume",
-    LeaseReason.HELD_BY_OTHER: "another actor holds the lease; wait for its end or revert it",
-    LeaseReason.LEASE_LENGTH: "the lease is longer than this engine grants; ask for less",
-    LeaseReason.OUTSIDE_ENVELOPE: "outside the boot envelope, see breaches; nothing was changed",
-    LeaseReason.NEEDS_STEP_MODEL: "step_time_target needs the constants of the step model; send them along",
-    LeaseReason.CLOCK_UNREADABLE: "the engine's clock gives no finite time; nothing can be leased on it",
-}
 
 
 def _breach(violation: Violation) -> Breach:
     value = float(violation.value) if isinstance(violation.value, int | float) else math.nan
     known = value if math.isfinite(value) else None
     return Breach(knob=violation.knob[:64], value=known, broken=violation.broken.value, limit=violation.limit)
-
-
-def json_schemas() -> dict[str, dict[str, Any]]:
-    """JSON schema of every whole message, by name."""
-    return {kind.__name__: kind.model_json_schema() for kind in SCHEMAS}

@@ -207,8 +207,7 @@ def _json(text: str, status: int = 200) -> Response:
 
 async def _malformed(source: TuningSource, message: str, status: int = 422) -> Response:
     state = wire.parse(wire.State, (await source.read("state", -1)).encode(), wire.MAX_ANSWER_BYTES)
-    refusal = wire.Refusal(code="malformed", revision=state.revision, message=message[:1000])
-    return _json(refusal.model_dump_json(), status)
+    return _json(wire.malformed(state.revision, message).model_dump_json(), status)
 
 
 async def _read_answer(source: TuningSource, request: Request, what: Read) -> Response:

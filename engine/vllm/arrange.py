@@ -7,12 +7,12 @@ over a prefill. ``Arranger.after`` undoes all of it.
 
 from typing import Any
 
-from rooftune.engine.vllm.knobs import NO_CAP, Knobs
+from rooftune.engine.vllm.knobs import Knobs
 from rooftune.engine.vllm.lists import WaitingOrder, by_admission, decodes_first, hide, unhide
 from rooftune.engine.vllm.outlook import Lookout, Outlook, blocked, wanted_tokens
 from rooftune.engine.vllm.probe import length_of
 from rooftune.engine.vllm.records import Recorder
-from rooftune.policies.packing import effective_chunk_cap
+from rooftune.policies.packing import NO_CAP, chunk_cap, effective_chunk_cap
 from rooftune.policies.request import FCFS, Setting
 
 
@@ -37,11 +37,11 @@ class Arranger:
     def before(self, setting: Setting, budget: int, now_s: float) -> None:
         """Set the budget and caps of this step and arrange the lists as the setting requires."""
         knobs, recorder, scheduler = self._knobs, self._recorder, self._scheduler
-        running, waits = len(scheduler.running), self._length(scheduler.waiting) > 0
+        running, waits = len(scheduler.running), self._length(scheduler.waiting)
         # No request is in prefill and none can be admitted: settings stay, and the queue's order does not matter yet.
-        quiet = not recorder.partials and not (waits and running < setting.max_running)
+        quiet = not recorder.partials and not (waits > 0 and running < setting.max_running)
         ordered = setting.order_policy != FCFS
-        if quiet and waits and ordered and not self._disappointed:
+        if quiet and waits > 0 and ordered and not self._disappointed:
             self._expected = running
         if quiet and self._stands == (setting, budget, recorder.joins):
             return
@@ -54,13 +54,13 @@ class Arranger:
             knobs.set_cap(setting.chunk_cap_tokens, setting.adaptive_chunk_cap != 0)
             return
         capped = setting.max_partial_prefills > 0 or setting.max_long_partial_prefills > 0
-        cap = self._cap(setting)
+        cap = chunk_cap(setting, knobs.ceiling_tokens, running + waits)
         if ordered:
             lookout = Lookout(scheduler, recorder, setting, budget, cap, now_s)
             outlook = lookout.by_policy(admitting=not self._disappointed)
             self._by_policy(setting, outlook, budget - recorder.decoders, cap)
         else:
-            if capped and waits:
+            if capped and waits > 0:
                 self._hold_back(Lookout(scheduler, recorder, setting, budget, cap, now_s).first_come())
             self._keep_decodes_moving(setting, budget, cap)
 
@@ -81,14 +81,6 @@ class Arranger:
         self._expected = -1
 
     # --- parts of before() ---
-
-    def _cap(self, setting: Setting) -> int:
-        """The chunk cap that vLLM would apply: none for a lone request, never below a fair share when adaptive."""
-        eligible = len(self._scheduler.running) + self._length(self._scheduler.waiting)
-        cap = setting.chunk_cap_tokens
-        if cap <= 0 or eligible <= 1:
-            return NO_CAP
-        return max(cap, self._knobs.ceiling_tokens // eligible) if setting.adaptive_chunk_cap else cap
 
     def _follow(self, setting: Setting, now_s: float) -> None:
         """The lists in the policy's order, or back in vLLM's own."""

@@ -5,15 +5,14 @@ A step leaves one plain tuple; the thread that answers a read makes columns of t
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from rooftune.engine.interface import ChangeKind
-from rooftune.engine.protocol import NO_MODEL, About, Ring, TuningDesk
+from rooftune.engine.protocol import About, Ring, TuningDesk, in_force
 from rooftune.policies import wire
 from rooftune.policies.envelope import Envelope
 from rooftune.policies.lease import Lease
 from rooftune.policies.request import Setting
-from rooftune.policies.step_time import StepModel
 
 # A planned step: when (s), budget and revision, sequences, decode tokens, decode context, running,
 # waiting, pool reading; of one that was not of decodes alone also prefill tokens, prefills, prefill context, attention
@@ -27,14 +26,6 @@ _COLUMNS = (
     "planned_s", "held", "sequences", "decode_tokens", "decode_context_tokens", "running", "waiting", "kv_used",
     "prefill_tokens", "prefills", "prefill_context_tokens", "attention_work", "partial_prefills", "preemptions",
 )  # fmt: skip
-
-
-class Force(NamedTuple):
-    """What steps run under until the book changes."""
-
-    setting: Setting
-    step_model: StepModel
-    revision: int
 
 
 class RowDesk(TuningDesk):
@@ -60,7 +51,7 @@ class RowDesk(TuningDesk):
         self._known = self._book
         self._held: Lease | None = None
         self._began_s = -math.inf  # latest step under this lease, kept by the engine's thread without the lock
-        self.force = self._force()
+        self.force = in_force(self._known)
 
     # --- the engine's side ---
 
@@ -89,11 +80,7 @@ class RowDesk(TuningDesk):
         book = self._known = self._book
         self._held = book.lease
         self._began_s = -math.inf if book.lease is None else book.seen_s
-        self.force = self._force()
-
-    def _force(self) -> Force:
-        book = self._known
-        return Force(book.setting, book.step_model or NO_MODEL, book.revision)
+        self.force = in_force(book)
 
     def _catch_up(self) -> None:
         self._stepped_s = self._began_s

@@ -8,10 +8,10 @@ been checked against the envelope; ``max_num_batched_tokens`` sizes the worker's
 from typing import Any
 
 from rooftune.policies.budget import step_budget
+from rooftune.policies.packing import NO_CAP
 from rooftune.policies.request import Boot, Setting
 from rooftune.policies.step_time import StepModel
 
-NO_CAP = 1 << 60
 # What a vLLM may have knobs of its own for, see ``Knobs.apply``.
 VLLMS_OWN = ("step_tokens", "chunk_cap_tokens", "adaptive_chunk_cap", "max_running")
 

@@ -29,9 +29,7 @@ def utility(core: Any, what: str, body: str) -> "list[int | str] | Future[list[i
         try:
             status, text = change(hook.desk, wire.parse(CHANGES[what], body.encode()))
         except InputError as error:
-            revision = hook.desk.book.revision
-            refusal = wire.Refusal(code="malformed", revision=revision, message=str(error)[:1000])
-            return [422, refusal.model_dump_json()]
+            return [422, wire.malformed(hook.desk.book.revision, str(error)).model_dump_json()]
         return [status, text]
     if what == "state":
         return [200, read(hook.desk, what, -1)]

@@ -120,7 +120,7 @@ def test_case_5_a_cap_without_effect_is_dropped_from_the_search() -> None:
 
     def ignoring(now_s: float) -> InForce:
         force = honest(now_s)
-        return replace(force, setting=force.setting._replace(chunk_cap_tokens=0))
+        return force._replace(setting=force.setting._replace(chunk_cap_tokens=0))
 
     desk.begin_step = ignoring  # type: ignore[method-assign]  # a scheduler that accepts the cap and does not follow it
     caps = iter([256, 512, 128, 64, 32])
@@ -233,7 +233,7 @@ def clamped_rig(reply: Reply, **changes: Any) -> Rig:
 
     def clamped(now_s: float) -> InForce:
         force = honest(now_s)
-        return replace(force, setting=force.setting._replace(step_tokens=min(force.setting.step_tokens, 512)))
+        return force._replace(setting=force.setting._replace(step_tokens=min(force.setting.step_tokens, 512)))
 
     desk.begin_step = clamped  # type: ignore[method-assign]  # a scheduler with a clamp of its own
     slo = Slo((Target("ttft", 0.3, 0.99),))

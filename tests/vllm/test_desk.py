@@ -60,7 +60,7 @@ def test_the_row_desk_agrees_with_the_tuning_desk() -> None:
         held = desks[1].book.lease
         desks[0].renew(now_s)
         force = desks[1].begin_step(now_s)
-        assert tuple(desks[0].force) == (force.setting, force.step_model, force.revision), turn
+        assert desks[0].force == force, turn
         ended += held is not None and desks[1].book.lease is None
         seen.add(force.setting.step_tokens)
         desks[0].keep((), desks[1].steps)
