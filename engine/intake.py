@@ -37,7 +37,7 @@ class Intake:
         self._changed = Condition()
         self._arrivals: list[Flight] = []
         self._cancels: list[tuple[int, FinishReason]] = []
-        self._live = 0  # taken and not ended
+        self.live = 0  # requests taken and not ended
         self._ends_s: deque[float] = deque(maxlen=32)
         self._closed = ""
         self.wake = Event()
@@ -47,12 +47,7 @@ class Intake:
     def accepting(self) -> bool:
         return not self._closed
 
-    @property
-    def live(self) -> int:
-        """Requests taken and not ended."""
-        return self._live
-
-    def submit(self, request: GenerationRequest, sink: Sink, arrived_s: float | None) -> int:
+    def submit(self, request: GenerationRequest, sink: Sink, arrived_s: float | None = None) -> int:
         """See ``rooftune.engine.interface.Engine.submit``."""
         now_s = self._now_s()
         size = self._facts.block_tokens
@@ -74,7 +69,7 @@ class Intake:
                     digests,
                     self._options.gap_bounds_s,
                 )
-                self._live += 1
+                self.live += 1
                 self._arrivals.append(flight)
         except RooftuneError as error:
             if self.observer is not None:
@@ -83,7 +78,7 @@ class Intake:
         self.wake.set()
         return flight.request_id
 
-    def cancel(self, request_id: int, why: FinishReason) -> None:
+    def cancel(self, request_id: int, why: FinishReason = FinishReason.CANCELLED) -> None:
         with self._changed:
             self._cancels.append((request_id, why))
         self.wake.set()
@@ -99,9 +94,9 @@ class Intake:
 
     def one_ended(self, now_s: float) -> None:
         with self._changed:
-            self._live -= 1
+            self.live -= 1
             self._ends_s.append(now_s)
-            if self._live == 0:
+            if self.live == 0:
                 self._changed.notify_all()
 
     def close(self, why: str) -> None:
@@ -113,7 +108,7 @@ class Intake:
     def wait_until_empty(self, timeout_s: float) -> bool:
         """False when something was still in flight after ``timeout_s``."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._live == 0, timeout_s)
+            return self._changed.wait_for(lambda: self.live == 0, timeout_s)
 
     def _check(self, request: GenerationRequest) -> None:
         prompt = request.prompt_token_ids
@@ -135,8 +130,8 @@ class Intake:
         if self._closed:
             raise Stopping(f"the engine takes no requests: {self._closed}; try another one")
         most = self._options.max_running + self._options.max_queue
-        if self._live >= most:
-            raise Busy(f"{self._live} requests are in flight, must be at most {most}; come back later", self._retry())
+        if self.live >= most:
+            raise Busy(f"{self.live} requests are in flight, must be at most {most}; come back later", self._retry())
 
     def _retry(self) -> int:
         """Whole seconds in which half of the requests in flight would end at the recent pace, 1 to 60."""
@@ -144,7 +139,7 @@ class Intake:
         if len(ends_s) < 2:
             return 1
         each_s = (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1)
-        return min(MAX_RETRY_AFTER_S, max(1, math.ceil(each_s * self._live / 2)))
+        return min(MAX_RETRY_AFTER_S, max(1, math.ceil(each_s * self.live / 2)))
 
 
 def _reason(error: RooftuneError) -> RejectReason:

@@ -5,23 +5,24 @@ from collections.abc import Callable
 from threading import Thread
 
 from rooftune.engine.intake import Intake
-from rooftune.engine.interface import Deliver, FinishReason, GenerationRequest, Observer, Sink, Snapshot
+from rooftune.engine.interface import Deliver, FinishReason, Observer, Snapshot
 from rooftune.engine.loop import EngineLoop
 from rooftune.engine.options import EngineOptions
 from rooftune.engine.protocol import TuningDesk
-from rooftune.engine.step import ModelFacts, Runner
+from rooftune.engine.step import Runner
 
 
 class RunningEngine:
-    """``Engine`` of engine/interface.py over a runner. ``start`` runs it; tests may call ``step`` themselves instead.
+    """``Engine`` of engine/interface.py over a runner. ``start`` runs it; tests may call ``step`` themselves instead,
+    on one thread.
 
     now_s: a monotonic clock (s). Raises InputError when the options do not fit together.
     """
 
     def __init__(self, runner: Runner, options: EngineOptions, now_s: Callable[[], float] = time.monotonic) -> None:
-        facts = runner.facts
-        self._facts, self._now_s = facts, now_s
-        self._most_tokens = options.max_request_tokens(facts)
+        self.now_s = now_s
+        self.facts = facts = runner.facts
+        self.max_request_tokens = options.max_request_tokens(facts)
         self._desk = desk = TuningDesk(
             options.about(facts),
             options.envelope(),
@@ -32,38 +33,18 @@ class RunningEngine:
         )
         self._intake = Intake(facts, options, now_s)
         self._loop = EngineLoop(runner, options, self._intake, self._desk, now_s)
+        self.submit, self.cancel, self.step = self._intake.submit, self._intake.cancel, self._loop.step
         # The tuning protocol is the desk's.
         self.tuning_state, self.push, self.revert, self.resume = desk.tuning_state, desk.push, desk.revert, desk.resume
         self.steps_after, self.requests_after = desk.steps_after, desk.requests_after
         self._thread: Thread | None = None
         self._stopping = self._broken = False
 
-    @property
-    def facts(self) -> ModelFacts:
-        return self._facts
-
-    @property
-    def max_request_tokens(self) -> int:
-        return self._most_tokens
-
-    def now_s(self) -> float:
-        return self._now_s()
-
-    def submit(self, request: GenerationRequest, sink: Sink, arrived_s: float | None = None) -> int:
-        return self._intake.submit(request, sink, arrived_s)
-
-    def cancel(self, request_id: int, why: FinishReason = FinishReason.CANCELLED) -> None:
-        self._intake.cancel(request_id, why)
-
     def observe_with(self, observer: Observer) -> None:
         self._loop.observer = self._intake.observer = self._desk.observer = observer
 
     def deliver_with(self, deliver: Deliver) -> None:
         self._loop.deliver = deliver
-
-    def step(self) -> bool:
-        """One step on the caller's thread, which must be the only one; see ``EngineLoop.step``."""
-        return self._loop.step()
 
     def snapshot(self) -> Snapshot:
         left_s = self._desk.lease_left_s()
@@ -104,19 +85,15 @@ class RunningEngine:
             self._thread.join()
 
     def _serve(self) -> None:
-        turned = False
+        wake, turned = self._intake.wake, False
         try:
-            self._turn()
+            while not self._stopping:
+                wake.clear()
+                if not self._loop.step():
+                    wake.wait(self._desk.lease_left_s() or None)  # nothing to do, but a lease must still end
             turned = True
         finally:
             # An error goes on to threading.excepthook; requests in flight must get their finishing event all the same.
             self._broken = not turned
             self._intake.close("it has stopped" if turned else "its loop broke")
             self._loop.let_go(FinishReason.FAILED)
-
-    def _turn(self) -> None:
-        wake = self._intake.wake
-        while not self._stopping:
-            wake.clear()
-            if not self._loop.step():
-                wake.wait(self._desk.lease_left_s() or None)  # nothing to do, but a lease must still end
