@@ -16,7 +16,7 @@ from rooftune.engine.server import flags
 from rooftune.engine.server.app import private_app, public_app
 from rooftune.engine.server.openai import Service
 from rooftune.engine.server.request import Served, Tokenizer
-from rooftune.engine.server.run import bind_tcp, bind_unix, run
+from rooftune.engine.server.run import address_of, bind_private, bind_tcp, run
 from rooftune.engine.server.stream import ByteTokenizer
 from rooftune.engine.server.tuning import SecretFile
 from rooftune.engine.step import Runner
@@ -66,7 +66,7 @@ def serve(arguments: argparse.Namespace) -> int:
     blocks = arguments.kv_blocks
     with contextlib.ExitStack() as doors:
         public = doors.enter_context(bind_tcp(arguments.host, arguments.port, arguments.client_timeout))
-        private = _private_door(arguments, doors)
+        private = bind_private(doors, arguments.tuning_port, arguments.tuning_socket, arguments.client_timeout)
         runner, tokenizer = _model(arguments, blocks)
         engine = RunningEngine(runner, options)
         metrics = Metrics(engine)
@@ -87,20 +87,9 @@ def serve(arguments: argparse.Namespace) -> int:
         # collection stops every stream for longer than a step.
         gc.collect()
         gc.freeze()
-        ready = [f"model {name!r} answers at {_address(public)}/v1", _tuning(public, private, tuning_secret)]
+        ready = [f"model {name!r} answers at {address_of(public)}/v1", _tuning(public, private, tuning_secret)]
         run(engine, listeners, drain_s=arguments.drain, ready=lambda: print("\n".join(ready), flush=True))
     return 0
-
-
-def _private_door(arguments: argparse.Namespace, doors: contextlib.ExitStack) -> socket.socket | None:
-    """The tuning protocol's own socket, if one is wanted; a Unix socket's file goes with it."""
-    if arguments.tuning_port is not None:
-        return doors.enter_context(bind_tcp(flags.LOOPBACK, arguments.tuning_port, arguments.client_timeout))
-    if arguments.tuning_socket is None:
-        return None
-    bound = doors.enter_context(bind_unix(arguments.tuning_socket))
-    doors.callback(arguments.tuning_socket.unlink, missing_ok=True)
-    return bound
 
 
 def _model(arguments: argparse.Namespace, blocks: int | None) -> tuple[Runner, Tokenizer]:
@@ -129,18 +118,11 @@ def _about(runner: Runner, step_tokens: int) -> str:
     return f"{facts.name}: {weights}{facts.device}, {facts.kv_tokens} tokens of KV, budget {step_tokens} tokens a step"
 
 
-def _address(bound: socket.socket) -> str:
-    if bound.family == socket.AF_UNIX:
-        return f"unix:{bound.getsockname()}"
-    host, port = bound.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
 def _tuning(public: socket.socket, private: socket.socket | None, secret: SecretFile | None) -> str:
     if private is None and secret is None:
         return "no tuning routes: give --tuning-token-file, or --tuning-port for read-only access"
     kind = "read-only, without a token" if secret is None else "read and write, with the token"
-    return f"tuning protocol at {_address(private or public)}/tuning/v1 ({kind})"
+    return f"tuning protocol at {address_of(private or public)}/tuning/v1 ({kind})"
 
 
 def _version() -> str:

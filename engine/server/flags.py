@@ -6,12 +6,12 @@ from pathlib import Path
 
 from rooftune.engine.options import GAP_TARGETS_S, MAX_QUEUE, EngineOptions
 from rooftune.engine.server.limits import Limits
+from rooftune.engine.server.run import LOOPBACK
 from rooftune.engine.server.tuning import SecretFile
 from rooftune.policies.commands import add_value, flag_of, parse_count, parse_positive
 from rooftune.policies.errors import InputError, bad_value
 from rooftune.policies.request import Setting
 
-LOOPBACK = "127.0.0.1"
 _FROM_0 = partial(parse_count, low=0)
 
 

@@ -16,6 +16,7 @@ from rooftune.engine.server.limits import ImpatientProtocol
 from rooftune.engine.server.stream import deliver_on
 from rooftune.policies.errors import InputError, RefusedError
 
+LOOPBACK = "127.0.0.1"
 _HEALTH_EVERY_S = 0.5
 _FLUSH_S = 5  # for clients to read what is written already
 _BACKLOG = 2048
@@ -73,6 +74,30 @@ def bind_unix(path: Path) -> socket.socket:
         bound.close()
         raise InputError(f"cannot listen on {str(path)!r}: {error.strerror or error}; choose a new path") from error
     return bound
+
+
+def bind_private(
+    doors: contextlib.ExitStack, port: int | None, path: Path | None, client_s: float
+) -> socket.socket | None:
+    """The tuning protocol's own loopback port or Unix socket, if one is wanted; a socket's file goes with it.
+
+    Raises InputError.
+    """
+    if port is not None:
+        return doors.enter_context(bind_tcp(LOOPBACK, port, client_s))
+    if path is None:
+        return None
+    bound = doors.enter_context(bind_unix(path))
+    doors.callback(path.unlink, missing_ok=True)
+    return bound
+
+
+def address_of(bound: socket.socket) -> str:
+    """As an operator writes it, without a path."""
+    if bound.family == socket.AF_UNIX:
+        return f"unix:{bound.getsockname()}"
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _is_left_over(path: Path) -> bool:

@@ -9,6 +9,7 @@ import hmac
 import stat
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,18 @@ _AFTER = {
     "description": "only rows with a number above this; -1: from the oldest kept; then `next` of the latest answer",
     "schema": {"type": "integer", "minimum": -1, "maximum": MOST_AFTER, "default": -1},
 }
+# Each read with its summary, answer and parameters; each change with its path, method and summary.
+_READS: dict[Read, tuple[Any, ...]] = {
+    "state": ("Envelope, knobs, policies, revision and lease", wire.State),
+    "steps": ("Step records by column", wire.StepColumns, _AFTER),
+    "requests": ("Ended requests by column", wire.RequestColumns, _AFTER),
+}
+_CHANGES: dict[Change, tuple[str, str, str]] = {
+    "push": ("knobs", "PUT", "Push knobs under a lease, whole or not at all"),
+    "revert": ("lease", "DELETE", "Back to the boot settings now"),
+    "resume": ("resume", "POST", "Allow pushes again after a revert"),
+}
+_BODY_OPTIONAL = "revert"  # so that a plain curl -X DELETE reverts
 
 
 class SecretFile:
@@ -100,17 +113,10 @@ def require(secret: SecretFile | None, connection: HTTPConnection) -> None:
 
 def openapi(*, read_only: bool) -> dict[str, Any]:
     """The OpenAPI 3.1 document of these routes. read_only: leave out the routes that change something."""
-    paths: dict[str, Any] = {
-        "/tuning/v1/state": {"get": _read("Envelope, knobs, policies, revision and lease", wire.State)},
-        "/tuning/v1/steps": {"get": _read("Step records by column", wire.StepColumns, _AFTER)},
-        "/tuning/v1/requests": {"get": _read("Ended requests by column", wire.RequestColumns, _AFTER)},
-    }
+    paths: dict[str, Any] = {f"{PREFIX}/{what}": {"get": _read(*shown)} for what, shown in _READS.items()}
     if not read_only:
-        paths |= {
-            "/tuning/v1/knobs": {"put": _changing("Push knobs under a lease, whole or not at all", wire.PushRequest)},
-            "/tuning/v1/lease": {"delete": _changing("Back to the boot settings now", wire.RevertRequest, False)},
-            "/tuning/v1/resume": {"post": _changing("Allow pushes again after a revert", wire.ResumeRequest)},
-        }
+        for what, (place, method, summary) in _CHANGES.items():
+            paths[f"{PREFIX}/{place}"] = {method.lower(): _changing(summary, CHANGES[what], what != _BODY_OPTIONAL)}
     kinds: list[type[BaseModel]] = [*wire.SCHEMAS, Error]
     _, schemas = models_json_schema(
         [(kind, "validation") for kind in kinds], ref_template="#/components/schemas/{model}"
@@ -144,7 +150,7 @@ def _read(summary: str, kind: type[wire.Message], *parameters: dict[str, Any]) -
     return {"summary": summary, "parameters": list(parameters), "responses": _answers(kind, (422,))}
 
 
-def _changing(summary: str, kind: type[wire.Message], needs_body: bool = True) -> dict[str, Any]:
+def _changing(summary: str, kind: type[wire.Message], needs_body: bool) -> dict[str, Any]:
     statuses = tuple(sorted({413, *wire.REFUSAL_STATUS.values()}))
     return {
         "summary": summary,
@@ -163,7 +169,8 @@ def tuning_routes(source: TuningSource, secret: SecretFile | None, token_with: s
         async def guard(request: Request) -> Response:
             try:
                 if writes and secret is None:
-                    raise ApiError(403, _read_only(token_with), code="read_only")
+                    why = f"read-only: this engine was started without {token_with}, so nothing can be changed"
+                    raise ApiError(403, why, code="read_only")
                 require(secret, request)
                 return await handler(request)
             except ApiError as error:  # here, because the enclosing application may not be ours
@@ -171,34 +178,17 @@ def tuning_routes(source: TuningSource, secret: SecretFile | None, token_with: s
 
         return guard
 
-    def changing(what: Change) -> Handler:
-        async def handler(request: Request) -> Response:
-            return await _change(source, request, what)
-
-        return guarded(handler, writes=True)
-
-    def reading(what: Read) -> Handler:
-        async def handler(request: Request) -> Response:
-            return await _read_answer(source, request, what)
-
-        return guarded(handler)
-
     async def page(request: Request) -> Response:
         return JSONResponse(openapi(read_only=secret is None))
 
     return [
-        Route(f"{PREFIX}/state", reading("state"), methods=["GET"]),
-        Route(f"{PREFIX}/steps", reading("steps"), methods=["GET"]),
-        Route(f"{PREFIX}/requests", reading("requests"), methods=["GET"]),
         Route(f"{PREFIX}/openapi.json", guarded(page), methods=["GET"]),
-        Route(f"{PREFIX}/knobs", changing("push"), methods=["PUT"]),
-        Route(f"{PREFIX}/lease", changing("revert"), methods=["DELETE"]),
-        Route(f"{PREFIX}/resume", changing("resume"), methods=["POST"]),
+        *(Route(f"{PREFIX}/{what}", guarded(partial(_read_answer, source, what)), methods=["GET"]) for what in _READS),
+        *(
+            Route(f"{PREFIX}/{place}", guarded(partial(_change, source, what), writes=True), methods=[method])
+            for what, (place, method, _) in _CHANGES.items()
+        ),
     ]
-
-
-def _read_only(token_with: str) -> str:
-    return f"read-only: this engine was started without {token_with}, so nothing can be changed"
 
 
 def _json(text: str, status: int = 200) -> Response:
@@ -210,7 +200,7 @@ async def _malformed(source: TuningSource, message: str, status: int = 422) -> R
     return _json(wire.malformed(state.revision, message).model_dump_json(), status)
 
 
-async def _read_answer(source: TuningSource, request: Request, what: Read) -> Response:
+async def _read_answer(source: TuningSource, what: Read, request: Request) -> Response:
     given = request.query_params.multi_items()
     if what == "state" and given:
         return await _malformed(source, f"unknown query parameter {given[0][0]!r:.100}")
@@ -223,14 +213,13 @@ async def _read_answer(source: TuningSource, request: Request, what: Read) -> Re
     return _json(await source.read(what, int(text)))
 
 
-async def _change(source: TuningSource, request: Request, what: Change) -> Response:
+async def _change(source: TuningSource, what: Change, request: Request) -> Response:
     try:
         body = await read_body(request, wire.MAX_BODY_BYTES, _BODY_S)
     except ApiError as error:
         return await _malformed(source, error.message, error.status)
-    empty_is_fine = what == "revert"  # so that a plain curl -X DELETE reverts
     try:
-        parsed = wire.parse(CHANGES[what], body or (b"{}" if empty_is_fine else b""))
+        parsed = wire.parse(CHANGES[what], body or (b"{}" if what == _BODY_OPTIONAL else b""))
     except InputError as error:
         return await _malformed(source, str(error))
     status, answer = await source.change(what, parsed)

@@ -18,7 +18,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from rooftune.engine.server.limits import ApiError
-from rooftune.engine.server.run import bind_tcp, bind_unix, make_server
+from rooftune.engine.server.run import address_of, bind_private, make_server
 from rooftune.engine.server.tuning import PREFIX, SecretFile, tuning_routes
 from rooftune.engine.tuning_source import Change, Read
 from rooftune.engine.vllm.plugin import METHOD
@@ -115,18 +115,13 @@ class TuningPlugin:
         return bool(port or self._socket)
 
     async def _serve(self, app: ASGIApp) -> None:
-        path = self._socket
+        port, path = int(self._port) if self._port else None, Path(self._socket) if self._socket else None
         with contextlib.ExitStack() as doors:
             try:
-                bound = doors.enter_context(
-                    bind_unix(Path(path)) if path else bind_tcp("127.0.0.1", int(self._port or 0), 30.0)
-                )
+                bound = bind_private(doors, port, path, 30.0)
             except InputError as error:
                 LOG.error("rooftune: %s; no tuning routes are served", error)
                 return
-            if path:
-                doors.callback(Path(path).unlink, missing_ok=True)
-            LOG.info(
-                "rooftune: tuning protocol at %s of %s", PREFIX, path or "http://{}:{}".format(*bound.getsockname())
-            )
+            assert bound is not None  # _own_door said so
+            LOG.info("rooftune: tuning protocol at %s of %s", PREFIX, address_of(bound))
             await make_server(app).serve(sockets=[bound])
