@@ -294,13 +294,6 @@ class Envelope:
         found = (self._check_one(name, value, in_force) for name, value in changes.items())
         return tuple(violation for violation in found if violation is not None)
 
-    def clamp(self, setting: Setting) -> Setting:
-        """The setting with every knob inside its bounds: the last guard before a scheduler."""
-        inside = {
-            name: min(max(getattr(setting, name), bound.minimum), bound.maximum) for name, bound in self.by_name.items()
-        }
-        return setting._replace(**inside)
-
     def holds(self, setting: Setting) -> bool:
         """Whether every knob lies within its bounds."""
         return all(bound.minimum <= getattr(setting, name) <= bound.maximum for name, bound in self.by_name.items())

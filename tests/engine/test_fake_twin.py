@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rooftune.policies.envelope import Envelope, full_bounds
-from rooftune.policies.request import FCFS, FIXED_BUDGET
+from rooftune.policies.request import FCFS, FIXED_BUDGET, Setting
 from rooftune.tuner.sim.result import RunResult
 from rooftune.tuner.sim.twin import simulate
 from tests.engine.drive import Log, consistent, prompts_of, replay
@@ -35,8 +35,15 @@ def as_the_engine(run: Run, contents: int) -> Run:
     boot = run.engine.boot._replace(chunking=1, keep_decodes_moving=1, contents=contents, plan_ahead=0)
     engine = replace(run.engine, boot=boot, outside_first_s=0.0, outside_token_s=0.0)
     envelope = Envelope(full_bounds(boot.ceiling_tokens, engine.sequence_ceiling))  # else the push would be refused
-    changes = tuple(replace(change, setting=envelope.clamp(change.setting)) for change in run.changes)
-    return replace(run, traffic=traffic, engine=engine, setting=envelope.clamp(run.setting), changes=changes)
+    changes = tuple(replace(change, setting=clamped(change.setting, envelope)) for change in run.changes)
+    return replace(run, traffic=traffic, engine=engine, setting=clamped(run.setting, envelope), changes=changes)
+
+
+def clamped(setting: Setting, envelope: Envelope) -> Setting:
+    """The setting with every knob inside its bounds."""
+    bounds = envelope.by_name.values()
+    inside = {one.name: min(max(getattr(setting, one.name), one.minimum), one.maximum) for one in bounds}
+    return setting._replace(**inside)
 
 
 def assert_same(log: Log, twin: RunResult) -> None:

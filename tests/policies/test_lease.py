@@ -198,12 +198,12 @@ def test_time_left_is_between_zero_and_the_lease():
     ]
 
 
-def test_clamp_enforces_the_envelope():
-    wild = BOOT._replace(step_tokens=10**9, chunk_cap_tokens=10**9, pass_over_max_s=1e9, max_running=0)
-    fenced = ENVELOPE.clamp(wild)
-    assert fenced == BOOT._replace(step_tokens=8192, chunk_cap_tokens=8192, pass_over_max_s=600.0, max_running=1)
+def test_the_envelope_holds_its_bounds_and_nothing_beyond():
+    fenced = BOOT._replace(step_tokens=8192, chunk_cap_tokens=8192, pass_over_max_s=600.0, max_running=1)
     assert ENVELOPE.holds(fenced)
-    assert not ENVELOPE.holds(wild)
+    beyond = {"step_tokens": 8193, "chunk_cap_tokens": 8193, "pass_over_max_s": 601.0, "max_running": 0}
+    for name, value in beyond.items():
+        assert not ENVELOPE.holds(fenced._replace(**{name: value})), name
 
 
 @pytest.mark.parametrize(
