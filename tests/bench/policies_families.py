@@ -14,7 +14,7 @@ from rooftune.policies.request import DEADLINE, PRESSURE, SHORTEST_FIRST, STEP_T
 from rooftune.policies.slo import longest_wait_s
 from rooftune.tuner.bench.mixes import DEFAULT, ENGINE, MODEL, SLO
 from rooftune.tuner.search.arena import PARALLEL, Arena, slices
-from rooftune.tuner.search.evaluation import Evaluation, Role
+from rooftune.tuner.search.evaluation import Case, Evaluation, Role
 from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.search.rank import noise
 from rooftune.tuner.search.space import CAPS, EVERYTHING, STOCK_VLLM, SearchSpace, search_space
@@ -120,10 +120,11 @@ def _verdict(gain: float, noise_of_it: float) -> str:
 
 def best_of_families(traffic: Traffic, long_tokens: int, wanted: Sequence[Family], seed: int = 0) -> list[Row]:
     """The best setting of every family on that traffic; prompts of at least ``long_tokens`` count as long."""
-    first = evaluate(traffic, ENGINE, DEFAULT, MODEL, SLO, Role.CURRENT)[0]
+    case = Case(traffic, ENGINE, MODEL, SLO)
+    first = evaluate(case, DEFAULT, Role.CURRENT)[0]
     windows = slices(traffic, WINDOW_SHARE) if first.simulated_steps > LONG_STEPS else None
-    whole = Arena(traffic, ENGINE, MODEL, SLO)
-    track = Track(whole, None if windows is None else replace(whole, traffic=windows, whole_traffic=False))
+    whole = Arena(case)
+    track = Track(whole, None if windows is None else Arena(replace(case, traffic=windows), whole_traffic=False))
     swept = _swept(track)
     best: dict[str, Evaluation] = {BUDGET: swept[0]}
     starts = [e.setting for e in swept[:3]]
@@ -131,7 +132,7 @@ def best_of_families(traffic: Traffic, long_tokens: int, wanted: Sequence[Family
         found = _tuned(family, track, starts, seed)
         best[family.name] = found
         starts.append(found.setting)
-    runs = {name: evaluate(traffic, ENGINE, e.setting, MODEL, SLO, e.role)[1] for name, e in best.items()}
+    runs = {name: evaluate(case, e.setting, e.role)[1] for name, e in best.items()}
     return [_row(name, best, runs, long_tokens) for name in best]
 
 

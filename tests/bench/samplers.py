@@ -18,7 +18,7 @@ from rooftune.policies.slo import Slo
 from rooftune.tuner.bench.mixes import BURSTS, DEFAULT, ENGINE, GIANTS, MODEL, SHOP, SLO, mix
 from rooftune.tuner.search import baselines
 from rooftune.tuner.search.arena import PARALLEL, Arena
-from rooftune.tuner.search.evaluation import Evaluation, Role
+from rooftune.tuner.search.evaluation import Case, Evaluation, Role
 from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.search.rank import rank, value
 from rooftune.tuner.search.space import EVERYTHING, STOCK_VLLM, SearchSpace, search_space
@@ -64,8 +64,9 @@ def search(
 def compare(traffic: Traffic, knobs: frozenset[str], seeds: int, steps: int) -> dict[str, list[Found]]:
     """Every sampler that is installed, once for each seed."""
     space = search_space(ENGINE, DEFAULT, SLO, MODEL, knobs=knobs)
-    arena = Arena(traffic, ENGINE, MODEL, SLO)
-    now = evaluate(traffic, ENGINE, DEFAULT, MODEL, SLO, Role.CURRENT)[1]
+    case = Case(traffic, ENGINE, MODEL, SLO)
+    arena = Arena(case)
+    now = evaluate(case, DEFAULT, Role.CURRENT)[1]
     points = arena.run(baselines.starting_points(space, SLO, MODEL, now))
     named = [e.setting for e in points if e.role is not Role.SWEEP]
     swept = sorted((e for e in points if e.role is Role.SWEEP), key=lambda e: rank(e, SLO))

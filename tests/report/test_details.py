@@ -10,8 +10,8 @@ from rooftune.policies.request import Boot, Setting
 from rooftune.policies.slo import Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS, StepCost, StepModel, priced, step_time
 from rooftune.tuner.record import BARS
-from rooftune.tuner.report.details import SHORT_S, Replayed, bars_of, curve_part, timeline_part
-from rooftune.tuner.search.evaluation import Recommendation
+from rooftune.tuner.report.details import SHORT_S, bars_of, curve_part, timeline_part
+from rooftune.tuner.search.evaluation import Case, Recommendation
 from rooftune.tuner.search.recommend import recommend
 from rooftune.tuner.search.stretch import Steps
 from rooftune.tuner.sim.engine import Engine
@@ -33,7 +33,7 @@ def _traffic(count: int = 150) -> Traffic:
 
 @pytest.fixture(scope="module")
 def found() -> Recommendation:
-    return recommend(_traffic(), ENGINE, MODEL, SLO, current=Setting(2048), trials=4)
+    return recommend(Case(_traffic(), ENGINE, MODEL, SLO), current=Setting(2048), trials=4)
 
 
 def _steps(count: int) -> Steps:
@@ -89,8 +89,8 @@ def test_curve_follows_measured_tables(found: Recommendation) -> None:
 @pytest.mark.parametrize("model", [MODEL, TABLES])
 def test_worst_minute_before_and_after(found: Recommendation, model: StepModel | StepCost) -> None:
     if model is TABLES:
-        found = recommend(_traffic(), ENGINE, model, SLO, current=Setting(2048), trials=4)
-    line = timeline_part(found, Replayed(_traffic(), ENGINE, model, SLO, frozenset()))
+        found = recommend(Case(_traffic(), ENGINE, model, SLO), current=Setting(2048), trials=4)
+    line = timeline_part(found, Case(_traffic(), ENGINE, model, SLO))
     assert line is not None and line.exact
     assert line.bad_current > line.bad_best
     assert line.length_s == SHORT_S

@@ -10,12 +10,12 @@ from rooftune.policies.request import Boot, Setting
 from rooftune.policies.slo import Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS, priced, step_time
 from rooftune.tuner.search.capacity import Lever, Resource, find_capacity
-from rooftune.tuner.search.evaluation import Role
+from rooftune.tuner.search.evaluation import Case, Role
 from rooftune.tuner.search.feasible_rate import HIGHEST_SCALE, LOWEST_SCALE, feasible_rate
 from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.traffic.generate import document_mix
-from rooftune.tuner.traffic.reshape import Burst, add_burst, scale_rate
+from rooftune.tuner.traffic.reshape import Burst, add_burst
 from rooftune.tuner.traffic.workload import Traffic
 
 MODEL = NAMED_MODELS["8b-2tbs"]
@@ -50,7 +50,7 @@ def test_a_queue_of_equal_prompts_by_hand() -> None:
     service_s = step_time(MODEL, 1000, 1, 0, 1000 * 500)
     spacing_s = service_s - (bound_s - service_s) / (0.99 * count - 1)
     slo = Slo((Target("ttft", bound_s, 0.99),))
-    found = feasible_rate(_even(count, 1000, 1), _engine(), MODEL, slo, Setting(1000))
+    found = feasible_rate(Case(_even(count, 1000, 1), _engine(), MODEL, slo), Setting(1000))
     expected_scale = 0.1 / spacing_s
     assert found.scale <= expected_scale * 1.0001
     assert expected_scale < found.above_scale <= found.scale * 1.02
@@ -59,11 +59,11 @@ def test_a_queue_of_equal_prompts_by_hand() -> None:
 
 @pytest.mark.parametrize("setting", [Setting(768), Setting(1024, 256)])
 def test_within_2_percent_of_a_fine_sweep(setting: Setting) -> None:
-    traffic, engine = _documents(), _engine()
-    found = feasible_rate(traffic, engine, MODEL, GAP, setting)
+    case = Case(_documents(), _engine(), MODEL, GAP)
+    found = feasible_rate(case, setting)
     assert found.at is not None and found.at.feasible and found.above is not None and not found.above.feasible
     scales = found.scale * 1.01 ** np.arange(-20, 21)
-    met = [evaluate(scale_rate(traffic, s), engine, setting, MODEL, GAP, Role.SWEEP)[0].feasible for s in scales]
+    met = [evaluate(case.at_rate(s), setting, Role.SWEEP)[0].feasible for s in scales]
     # The first rate of the sweep that misses a target.
     first_missed = float(scales[met.index(False)])
     assert found.scale / 1.02 <= first_missed <= found.scale * 1.03
@@ -77,27 +77,27 @@ def test_tables_price_it_too() -> None:
     slo = Slo((Target("ttft", 0.06, 0.99),))
     plain = MODEL._replace(attention_s=0.0)
     traffic = _even(100, 1000, 1)
-    found = [feasible_rate(traffic, _engine(), model, slo, Setting(1000)) for model in (plain, cost)]
+    found = [feasible_rate(Case(traffic, _engine(), model, slo), Setting(1000)) for model in (plain, cost)]
     assert found[0].scale == found[1].scale
 
 
 def test_capacity_may_be_no_rate_or_every_rate() -> None:
-    never = feasible_rate(_even(20, 4000, 1), _engine(), MODEL, Slo((Target("ttft", 0.01, 0.99),)), Setting(512))
+    never = feasible_rate(Case(_even(20, 4000, 1), _engine(), MODEL, Slo((Target("ttft", 0.01, 0.99),))), Setting(512))
     assert math.isnan(never.scale) and never.at is None and never.above_scale == LOWEST_SCALE
-    always = feasible_rate(_even(20, 10, 1), _engine(), MODEL, Slo((Target("ttft", 50.0, 0.99),)), Setting(512))
+    always = feasible_rate(Case(_even(20, 10, 1), _engine(), MODEL, Slo((Target("ttft", 50.0, 0.99),))), Setting(512))
     assert always.scale == HIGHEST_SCALE and math.isinf(always.above_scale) and always.above is None
 
 
 def test_the_limit_on_replays_is_kept() -> None:
-    assert feasible_rate(_even(20, 10, 5), _engine(), MODEL, GAP, Setting(512), most_replays=3).replays == 3
+    assert feasible_rate(Case(_even(20, 10, 5), _engine(), MODEL, GAP), Setting(512), most_replays=3).replays == 3
 
 
 def test_refused_without_targets_or_without_a_rate() -> None:
     with pytest.raises(InputError, match="needs a target"):
-        feasible_rate(_even(3, 10, 1), _engine(), MODEL, Slo((), objective="tokens_per_s"), Setting(512))
+        feasible_rate(Case(_even(3, 10, 1), _engine(), MODEL, Slo((), objective="tokens_per_s")), Setting(512))
     at_once = _traffic(np.zeros(3), np.full(3, 10), np.full(3, 1))
     with pytest.raises(InputError, match="all at once"):
-        feasible_rate(at_once, _engine(), MODEL, GAP, Setting(512))
+        feasible_rate(Case(at_once, _engine(), MODEL, GAP), Setting(512))
 
 
 LONG_ANSWERS = Slo((Target("ttft", 4.0, 0.99),))
@@ -130,7 +130,7 @@ LONG_ANSWERS = Slo((Target("ttft", 4.0, 0.99),))
 def test_what_is_full_and_what_relieves_it(
     traffic: Traffic, engine: Engine, slo: Slo, setting: Setting, full: Resource, lever: Lever
 ) -> None:
-    found = find_capacity(traffic, engine, MODEL, slo, current=setting, setting=setting)
+    found = find_capacity(Case(traffic, engine, MODEL, slo), current=setting, setting=setting)
     assert found.setting == setting and not found.searched
     assert (found.resource, found.shares) == (full, found.shares)
     assert found.levers[0] is lever
@@ -139,7 +139,7 @@ def test_what_is_full_and_what_relieves_it(
 
 def test_prefix_caching_is_a_lever_only_while_it_is_off() -> None:
     given = {"current": Setting(768), "setting": Setting(768)}
-    off = find_capacity(_documents(), _engine(), MODEL, GAP, prefix_caching=False, **given)  # type: ignore[arg-type]
+    off = find_capacity(Case(_documents(), _engine(), MODEL, GAP), prefix_caching=False, **given)  # type: ignore[arg-type]
     assert off.levers[0] is Lever.PREFIX_CACHING
 
 
@@ -147,8 +147,8 @@ def test_prefix_caching_is_a_lever_only_while_it_is_off() -> None:
 def test_the_best_setting_carries_more_than_the_one_in_force() -> None:
     traffic, engine = _documents(200), _engine()
     current = Setting(2048)
-    found = find_capacity(traffic, engine, MODEL, GAP, current=current, trials=24)
-    before = feasible_rate(traffic, engine, MODEL, GAP, current)
+    found = find_capacity(Case(traffic, engine, MODEL, GAP), current=current, trials=24)
+    before = feasible_rate(Case(traffic, engine, MODEL, GAP), current)
     assert found.searched and found.setting != current
     assert found.rate.scale > 1.1 * before.scale
 
@@ -159,11 +159,11 @@ def test_the_document_shop_with_a_burst_within_2_percent_of_a_fine_sweep_over_se
     shop = document_mix(2, 2.0, 300.0, 8, (16_000, 32_000))
     shop = add_burst(shop, Burst(2.0, 30.0, start_share=0.4))
     engine = _engine(max_seqs=256)
-    found = find_capacity(shop, engine, MODEL, slo, current=Setting(2048), trials=40)
+    found = find_capacity(Case(shop, engine, MODEL, slo), current=Setting(2048), trials=40)
     assert found.rate.at is not None and found.rate.at.feasible
 
     def carries(setting: Setting, scale: float) -> bool:
-        return evaluate(scale_rate(shop, scale), engine, setting, MODEL, slo, Role.SWEEP)[0].feasible
+        return evaluate(Case(shop, engine, MODEL, slo).at_rate(scale), setting, Role.SWEEP)[0].feasible
 
     settings = [Setting(budget, cap) for budget in range(512, 641, 16) for cap in (0, 256, 320, 384, 448, 512)]
     assert any(carries(setting, found.rate.scale / 1.02) for setting in settings)

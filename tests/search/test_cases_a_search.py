@@ -12,7 +12,7 @@ from rooftune.policies.request import Boot, Setting
 from rooftune.policies.slo import MarginReason, MarginRow, Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS
 from rooftune.tuner.model.model_file import ModelFile, write_model_file
-from rooftune.tuner.search.evaluation import Evaluation, Role
+from rooftune.tuner.search.evaluation import Case, Evaluation, Role
 from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.search.space import search_space
 from rooftune.tuner.search.study import Finished, SettingStudy
@@ -31,7 +31,7 @@ REPORTED = {0: (0.722, 3.597), 1: (0.750, 4.074), 4: (0.539, 6.348), 8: (0.470, 
 
 @pytest.fixture(scope="module")
 def blank() -> Evaluation:
-    found = evaluate(document_mix(1, 3.0, 5.0, 10, (4_000, 8_000)), ENGINE, BASE, MODEL, SLO, Role.SEARCH)[0]
+    found = evaluate(Case(document_mix(1, 3.0, 5.0, 10, (4_000, 8_000)), ENGINE, MODEL, SLO), BASE, Role.SEARCH)[0]
     return replace(found, margins=(), missed=())
 
 

@@ -23,7 +23,7 @@ from rooftune.policies.slo import Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS
 from rooftune.tuner.search import arena
 from rooftune.tuner.search import study as study_module
-from rooftune.tuner.search.evaluation import Advice, Evaluation, Role
+from rooftune.tuner.search.evaluation import Advice, Case, Evaluation, Role
 from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.search.space import EVERYTHING, SearchSpace, search_space
 from rooftune.tuner.search.study import SettingStudy
@@ -55,7 +55,7 @@ def mix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def evaluation() -> Evaluation:
-    return evaluate(document_mix(1, 3.0, 10.0, 10, (4_000, 8_000)), engine(), BASE, MODEL, SLO, Role.SEARCH)[0]
+    return evaluate(Case(document_mix(1, 3.0, 10.0, 10, (4_000, 8_000)), engine(), MODEL, SLO), BASE, Role.SEARCH)[0]
 
 
 def command(mix: Path, *more: object) -> list[object]:

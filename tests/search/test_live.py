@@ -6,7 +6,7 @@ from rooftune.policies.errors import InputError
 from rooftune.policies.request import DEADLINE, FCFS, Boot, Setting
 from rooftune.policies.slo import Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS
-from rooftune.tuner.search.evaluation import Advice
+from rooftune.tuner.search.evaluation import Advice, Case
 from rooftune.tuner.search.lessons import LiveResult
 from rooftune.tuner.search.live import LEAST_TRIALS, RANDOM_SHARE, LiveProposal, Question, research
 from rooftune.tuner.search.objective import evaluate
@@ -37,7 +37,7 @@ def wide() -> LiveProposal:
 
 def test_a_far_better_setting_is_found_with_figures_from_the_twin(wide: LiveProposal) -> None:
     assert wide.verdict is Advice.CHANGE and wide.gain > 0.5 > wide.noise
-    again, _ = evaluate(TRAFFIC, ENGINE, wide.best.setting, MODEL, SLO, wide.best.role)
+    again, _ = evaluate(Case(TRAFFIC, ENGINE, MODEL, SLO), wide.best.setting, wide.best.role)
     assert wide.twin_best == again.attainment == wide.best.attainment
     assert wide.now.setting == BASE
     assert wide.twin_now == wide.now.attainment < wide.twin_best

@@ -6,7 +6,7 @@ import pytest
 from rooftune.policies.request import Boot, Setting
 from rooftune.policies.slo import Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS
-from rooftune.tuner.search.evaluation import Role
+from rooftune.tuner.search.evaluation import Case, Role
 from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.search.rank import complexity, rank
 from rooftune.tuner.search.recommend import recommend
@@ -25,7 +25,7 @@ ONE = Traffic(MIX.arrival_s, MIX.prompt_tokens, np.ones_like(MIX.output_tokens),
 def test_answers_of_one_token_are_tuned_for_the_time_to_first_token_alone() -> None:
     with_gap = Slo((Target("ttft", 0.3, 0.9), Target("gap", 0.001, 0.99)))
     alone = Slo((Target("ttft", 0.3, 0.9),))
-    both = [recommend(ONE, ENGINE, MODEL, slo, current=CURRENT, trials=30) for slo in (with_gap, alone)]
+    both = [recommend(Case(ONE, ENGINE, MODEL, slo), current=CURRENT, trials=30) for slo in (with_gap, alone)]
     # The gap target still gives the search another start, so the two need not end in the same place.
     assert both[0].best.attainment == pytest.approx(both[1].best.attainment, abs=0.01)
     assert all(found.best.feasible and found.best.attainment > found.current.attainment + 0.2 for found in both)
@@ -40,7 +40,7 @@ def test_answers_of_one_token_are_tuned_for_the_time_to_first_token_alone() -> N
 def test_a_sequence_cap_of_its_own_makes_a_setting_less_plain() -> None:
     slo = Slo((Target("ttft", 2.0, 0.99),))
     tried = {
-        setting: evaluate(MIX, ENGINE, setting, MODEL, slo, Role.SEARCH)[0]
+        setting: evaluate(Case(MIX, ENGINE, MODEL, slo), setting, Role.SEARCH)[0]
         for setting in (CURRENT, CURRENT._replace(max_running=32), CURRENT._replace(step_tokens=512))
     }
     assert [complexity(e, CURRENT) for e in tried.values()] == [0, 1, 0]

@@ -18,7 +18,7 @@ from rooftune.policies.request import (
 )
 from rooftune.policies.slo import PROFILES, Slo, Target, good
 from rooftune.policies.step_time import NAMED_MODELS
-from rooftune.tuner.search.evaluation import Advice, Recommendation, Role
+from rooftune.tuner.search.evaluation import Advice, Case, Recommendation, Role
 from rooftune.tuner.search.recommend import recommend
 from rooftune.tuner.search.space import EVERYTHING
 from rooftune.tuner.sim.engine import Engine
@@ -39,7 +39,7 @@ def slo(ttft_s: float, gap_s: float) -> Slo:
 
 def run(traffic: Traffic, targets: Slo, **more: object) -> Recommendation:
     settings: dict[str, object] = {"current": CURRENT, "trials": 30, "seed": 1, **more}
-    return recommend(traffic, ENGINE, MODEL, targets, **settings)  # type: ignore[arg-type]  # test shorthand
+    return recommend(Case(traffic, ENGINE, MODEL, targets), **settings)  # type: ignore[arg-type]  # test shorthand
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def test_a_budget_below_the_sequence_cap_is_refused_before_anything_runs() -> No
 def test_a_pool_that_holds_no_request_is_refused_instead_of_searched() -> None:
     small = Engine(Boot(8192, 16, 1, 1, 0, 1), 1, 128)
     with pytest.raises(InputError, match="KV pool"):
-        recommend(CHAT, small, MODEL, slo(2.0, 0.03), current=CURRENT, trials=4)
+        recommend(Case(CHAT, small, MODEL, slo(2.0, 0.03)), current=CURRENT, trials=4)
 
 
 def test_progress_is_reported_by_stage_and_ends_at_its_total() -> None:

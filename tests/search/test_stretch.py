@@ -7,6 +7,7 @@ from rooftune.policies.request import Boot, Setting
 from rooftune.policies.slo import Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS, step_time
 from rooftune.tuner.search import stretch
+from rooftune.tuner.search.evaluation import Case
 from rooftune.tuner.search.stretch import steps_between, worst_window
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.result import RunResult
@@ -35,7 +36,7 @@ def _run(traffic: Traffic) -> RunResult:
 def test_all_steps_of_a_run() -> None:
     traffic = _traffic()
     result = _run(traffic)
-    steps = steps_between(traffic, ENGINE, SETTING, MODEL, result, 0.0, 1e6)
+    steps = steps_between(Case(traffic, ENGINE, MODEL, SLO), SETTING, result, 0.0, 1e6)
     assert steps.exact and len(steps) == result.steps
     # Every prompt is read once; each token of an answer but the first is a decode.
     assert steps.prefill_tokens.sum() == traffic.prompt_tokens.sum()
@@ -54,8 +55,8 @@ def test_all_steps_of_a_run() -> None:
 def test_a_part_replayed_alone_is_the_same(start_s: float, length_s: float) -> None:
     traffic = _traffic()
     result = _run(traffic)
-    whole = steps_between(traffic, ENGINE, SETTING, MODEL, result, 0.0, 1e6).between(start_s, length_s)
-    part = steps_between(traffic, ENGINE, SETTING, MODEL, result, start_s, length_s)
+    whole = steps_between(Case(traffic, ENGINE, MODEL, SLO), SETTING, result, 0.0, 1e6).between(start_s, length_s)
+    part = steps_between(Case(traffic, ENGINE, MODEL, SLO), SETTING, result, start_s, length_s)
     assert part.exact and len(part) == len(whole) > 50
     for name in ("decode_tokens", "prefill_tokens", "sequences", "waiting"):
         np.testing.assert_array_equal(getattr(part, name), getattr(whole, name))
@@ -66,7 +67,7 @@ def test_a_part_replayed_alone_is_the_same(start_s: float, length_s: float) -> N
 def test_too_long_a_log_starts_in_mid_traffic_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     traffic = _traffic()
     monkeypatch.setattr(stretch, "MOST_ROWS", 300)
-    part = steps_between(traffic, ENGINE, SETTING, MODEL, _run(traffic), 65.0, 5.0)
+    part = steps_between(Case(traffic, ENGINE, MODEL, SLO), SETTING, _run(traffic), 65.0, 5.0)
     assert not part.exact and len(part) > 10
 
 

@@ -10,7 +10,7 @@ from rooftune.policies.request import Boot, Setting
 from rooftune.policies.slo import MarginReason, MarginRow, Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS
 from rooftune.tuner.search import study as study_module
-from rooftune.tuner.search.evaluation import Evaluation, Role
+from rooftune.tuner.search.evaluation import Case, Evaluation, Role
 from rooftune.tuner.search.objective import MARGIN_CAP, capped_margin, constraint, evaluate
 from rooftune.tuner.search.space import SearchSpace, search_space
 from rooftune.tuner.search.study import STARTUP_TRIALS, SettingStudy, constraint_names
@@ -30,7 +30,7 @@ def space() -> SearchSpace:
 @pytest.fixture(scope="module")
 def evaluation() -> Evaluation:
     traffic = document_mix(1, 3.0, 20.0, 10, (4_000, 8_000))
-    return evaluate(traffic, ENGINE, BASE, NAMED_MODELS["8b-2tbs"], SLO, Role.SEARCH)[0]
+    return evaluate(Case(traffic, ENGINE, NAMED_MODELS["8b-2tbs"], SLO), BASE, Role.SEARCH)[0]
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])

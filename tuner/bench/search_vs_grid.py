@@ -15,7 +15,7 @@ from rooftune.policies.request import Setting
 from rooftune.policies.slo import good
 from rooftune.tuner.bench.mixes import BURSTS, DEFAULT, ENGINE, GIANTS, MODEL, SHOP, SLO, mix, traces
 from rooftune.tuner.search.arena import PARALLEL, Arena
-from rooftune.tuner.search.evaluation import Evaluation, Role
+from rooftune.tuner.search.evaluation import Case, Evaluation, Role
 from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.search.rank import rank
 from rooftune.tuner.search.recommend import recommend
@@ -40,7 +40,7 @@ def grid_best(traffic: Traffic, budgets: tuple[int, ...], caps: tuple[int, ...])
         for budget in budgets
         if cap < budget
     ]
-    arena = Arena(traffic, ENGINE, MODEL, SLO)
+    arena = Arena(Case(traffic, ENGINE, MODEL, SLO))
     best = arena.run([(DEFAULT, Role.SWEEP)])[0]
     look = best.simulated_steps // 4
     with ThreadPoolExecutor(PARALLEL) as pool:
@@ -55,7 +55,7 @@ def grid_best(traffic: Traffic, budgets: tuple[int, ...], caps: tuple[int, ...])
 
 def surely_failed(traffic: Traffic, setting: Setting, steps: int) -> int:
     """Requests that have missed a target for good after ``steps`` steps."""
-    outcomes = evaluate(traffic, ENGINE, setting, MODEL, SLO, Role.SWEEP, max_steps=steps)[1].outcomes
+    outcomes = evaluate(Case(traffic, ENGINE, MODEL, SLO), setting, Role.SWEEP, steps)[1].outcomes
     first_s, arrival_s = outcomes.first_token_s, outcomes.arrival_s
     now_s = np.nanmax(np.concatenate([first_s, outcomes.finish_s, [0.0]]))
     bound_s = min(target.bound_s for target in SLO.targets if target.metric == "ttft")
@@ -72,7 +72,8 @@ def bench(short: bool) -> Iterator[Figure]:
     shares, random_shares = {}, {}
     for name, requests in traffic.items():
         best = grid_best(requests, *((SHORT_BUDGETS, SHORT_CAPS) if short else (BUDGETS, CAPS)))
-        runs = [recommend(requests, ENGINE, MODEL, SLO, current=DEFAULT, trials=trials, seed=s) for s in range(seeds)]
+        case = Case(requests, ENGINE, MODEL, SLO)
+        runs = [recommend(case, current=DEFAULT, trials=trials, seed=s) for s in range(seeds)]
         # What the sampler found by itself: a recommendation also takes what random search happens to find.
         own = [[e for e in run.evaluations if e.whole_traffic and e.role is not Role.RANDOM] for run in runs]
         found = median(min(tried, key=lambda e: rank(e, SLO)).attainment for tried in own)

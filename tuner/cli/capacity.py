@@ -55,10 +55,7 @@ def run(args: argparse.Namespace) -> int:
     with progress_to_stderr(args.quiet) as progress:
         warm_twin(progress)
         found = find_capacity(
-            case.traffic,
-            case.engine,
-            case.model,
-            case.slo,
+            case,
             current=current,
             setting=given,
             knobs=KNOBS[args.engine],

@@ -18,7 +18,6 @@ from rooftune.tuner.cli.output import progress_to_stderr, warm_twin
 from rooftune.tuner.files import shown_path
 from rooftune.tuner.record import RunRecord, json_text
 from rooftune.tuner.report.build import run_record
-from rooftune.tuner.report.details import Replayed
 from rooftune.tuner.report.folder import report_folder, write_report
 from rooftune.tuner.report.render import summary
 from rooftune.tuner.search.recommend import recommend
@@ -53,10 +52,7 @@ def run(args: argparse.Namespace) -> int:
         with progress_to_stderr(args.quiet) as progress:
             warm_twin(progress)
             found = recommend(
-                case.traffic,
-                case.engine,
-                case.model,
-                case.slo,
+                case,
                 current=current,
                 trials=args.trials or TRIALS,
                 seed=seed,
@@ -68,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
             )
         record = run_record(
             found,
-            Replayed(case.traffic, case.engine, case.model, case.slo, knobs),
+            case,
+            knobs,
             traffic=case.traffic_part,
             step_model=case.model_part,
             engine=case.engine_part,

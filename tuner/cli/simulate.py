@@ -8,7 +8,7 @@ from rooftune.policies.commands import Command
 from rooftune.policies.errors import InputError
 from rooftune.policies.request import Setting
 from rooftune.policies.step_time import NAMED_MODELS, priced
-from rooftune.tuner.cli.flags.case import Case, add_case_flags, read_case
+from rooftune.tuner.cli.flags.case import DescribedCase, add_case_flags, read_case
 from rooftune.tuner.cli.flags.setting import add_setting_flags, read_setting
 from rooftune.tuner.cli.flags.traffic import read_model, without_prefixes
 from rooftune.tuner.cli.flags.values import flag_of
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(flag_defaults=defaults)
 
 
-_Job = tuple[Case, Setting, tuple[Change, ...]]  # what is replayed, from which setting on, and its later changes
+_Job = tuple[DescribedCase, Setting, tuple[Change, ...]]  # what is replayed, the first setting and its changes
 
 
 def _from_flags(args: argparse.Namespace) -> _Job:
@@ -67,7 +67,10 @@ def _from_file(args: argparse.Namespace) -> _Job:
         shown: "given" if name in given.engine.model_fields_set else "assumed" for shown, name in _ENGINE_NAMES.items()
     }
     part = engine_part(engine, given.engine.prefix_caching, sources)
-    return Case(traffic, model, engine, slo, traffic_part(traffic, ()), model_part, part), setting, changes
+    case = DescribedCase(
+        traffic, engine, model, slo, traffic_part=traffic_part(traffic, ()), model_part=model_part, engine_part=part
+    )
+    return case, setting, changes
 
 
 _ENGINE_NAMES = {

@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     with progress_to_stderr(args.quiet) as progress:
         warm_twin(progress)
         for done, setting in enumerate(grid, 1):
-            rows.append(evaluate(case.traffic, engine, setting, case.model, case.slo, Role.SWEEP)[0])
+            rows.append(evaluate(case, setting, Role.SWEEP)[0])
             progress("sweep", done, len(grid))
     record = replay_record(
         rows, case.slo, traffic=case.traffic_part, step_model=case.model_part, engine=case.engine_part

@@ -26,8 +26,8 @@ from rooftune.tuner.record import (
     finite,
     plain,
 )
-from rooftune.tuner.report.details import Replayed, curve_part, feasible_part, timeline_part
-from rooftune.tuner.search.evaluation import Evaluation, Recommendation, Role
+from rooftune.tuner.report.details import curve_part, feasible_part, timeline_part
+from rooftune.tuner.search.evaluation import Case, Evaluation, Recommendation, Role
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.traffic.workload import Traffic
 
@@ -199,7 +199,8 @@ def _search_part(found: Recommendation, knobs: frozenset[str]) -> SearchPart:
 
 def run_record(
     found: Recommendation,
-    given: Replayed,
+    case: Case,
+    knobs: frozenset[str],
     *,
     traffic: TrafficPart,
     step_model: StepModelPart,
@@ -210,7 +211,7 @@ def run_record(
     made_by: str,
 ) -> RunRecord:
     """The record of one recommendation. made_at: UTC, ISO 8601, from the caller's clock."""
-    slo = given.slo
+    slo = case.slo
     return RunRecord(
         schema="rooftune.run-record",
         version=2,
@@ -231,10 +232,10 @@ def run_record(
         # What comes all at once is a burst already: twice as fast is the same.
         burst_attainment=finite(found.burst_attainment) if slo.all_targets() and traffic.span_s > 0.0 else None,
         binding=None if found.binding_target is None else target_index(slo, found.binding_target),
-        feasible=feasible_part(found, given),
-        curve=curve_part(found, given.model),
-        timeline=timeline_part(found, given),
-        search=_search_part(found, given.knobs),
+        feasible=feasible_part(found, case),
+        curve=curve_part(found, case.model),
+        timeline=timeline_part(found, case),
+        search=_search_part(found, knobs),
         trials=tuple(trial_part(evaluation) for evaluation in found.evaluations),
         groups=group_parts(found.current_result.outcomes, found.best_result.outcomes, slo),
         twin_error=twin_error(step_model),

@@ -1,7 +1,5 @@
 """The parts of a record that need more replays: the step curve, the worst minute, the rate that would be feasible."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from rooftune.policies.request import IntArray, Setting
@@ -9,27 +7,14 @@ from rooftune.policies.slo import Slo, good
 from rooftune.policies.step_time import StepCost, StepModel, chunk_attention_work, knee_tokens, priced, step_cost
 from rooftune.tuner.record import BARS, BarsPart, CurvePart, FeasiblePart, TimelinePart, digits, finite, plain
 from rooftune.tuner.search.baselines import concurrency
-from rooftune.tuner.search.evaluation import Advice, Recommendation
+from rooftune.tuner.search.evaluation import Advice, Case, Recommendation
 from rooftune.tuner.search.feasible_rate import LOWEST_SCALE, feasible_rate
 from rooftune.tuner.search.stretch import MINUTE_S, Steps, steps_between, worst_window
-from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.result import RunResult
-from rooftune.tuner.traffic.workload import Traffic
 
 CURVE_POINTS = 64
 CURVE_BEYOND = 1.25  # of the larger of both budgets
 SHORT_S = 10.0
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """What the search was given: for the parts of a record that replay some of it again."""
-
-    traffic: Traffic
-    engine: Engine
-    model: StepModel | StepCost
-    slo: Slo
-    knobs: frozenset[str]
 
 
 def _six(value: float) -> float:
@@ -109,17 +94,17 @@ def _worst_part(steps: Steps, slo: Slo, start_s: float) -> float:
     return float(places[int(np.argmax(sums[high] - sums[low]))])
 
 
-def timeline_part(found: Recommendation, given: Replayed) -> TimelinePart | None:
+def timeline_part(found: Recommendation, case: Case) -> TimelinePart | None:
     """The worst minute under the setting in force, or its worst ten seconds; None when no step ran in it."""
-    now, best, slo = found.current_result, found.best_result, given.slo
+    now, best, slo = found.current_result, found.best_result, case.slo
     start_s, bad_current = worst_window(now, slo)
     if not bad_current:
         start_s, _ = worst_window(best, slo)
-    arrival_s = given.traffic.arrival_s
+    arrival_s = case.traffic.arrival_s
     arrived = (arrival_s >= start_s) & (arrival_s < start_s + MINUTE_S)
 
     def listed(setting: Setting, result: RunResult) -> Steps:
-        return steps_between(given.traffic, given.engine, setting, given.model, result, start_s, MINUTE_S)
+        return steps_between(case, setting, result, start_s, MINUTE_S)
 
     before = listed(found.current.setting, now)
     later = before if found.best.setting == found.current.setting else listed(found.best.setting, best)
@@ -144,12 +129,11 @@ def timeline_part(found: Recommendation, given: Replayed) -> TimelinePart | None
     )
 
 
-def feasible_part(found: Recommendation, given: Replayed) -> FeasiblePart | None:
+def feasible_part(found: Recommendation, case: Case) -> FeasiblePart | None:
     """At which rate the nearest setting would meet every target; None when one does already, or there is no target."""
-    traffic, slo = given.traffic, given.slo
-    if found.verdict is not Advice.INFEASIBLE or not slo.all_targets() or traffic.span_s <= 0.0:
+    if found.verdict is not Advice.INFEASIBLE or not case.slo.all_targets() or case.traffic.span_s <= 0.0:
         return None
-    rate = feasible_rate(traffic, given.engine, given.model, slo, found.best.setting, start_scale=0.5)
+    rate = feasible_rate(case, found.best.setting, start_scale=0.5)
     return FeasiblePart(
         scale=finite(rate.scale, 6),
         rate_rps=finite(rate.rate_rps, 6),

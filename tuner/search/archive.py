@@ -19,13 +19,10 @@ from optuna.distributions import BaseDistribution, FloatDistribution, IntDistrib
 from optuna.trial import FrozenTrial, TrialState
 
 from rooftune.policies.request import Setting
-from rooftune.policies.slo import Slo
-from rooftune.policies.step_time import StepCost, StepModel
+from rooftune.tuner.search.evaluation import Case
 from rooftune.tuner.search.lessons import LiveResult
 from rooftune.tuner.search.space import SearchSpace
 from rooftune.tuner.search.study import again, open_storage
-from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.traffic.workload import Traffic
 
 T = TypeVar("T")
 
@@ -144,20 +141,19 @@ def _setting(trial: FrozenTrial) -> Setting | None:
         return None
 
 
-def study_key(
-    name: str, seen: Traffic, space: SearchSpace, engine: Engine, model: StepModel | StepCost, slo: Slo
-) -> str:
-    """``name`` and a short sum of all that a value depends on; ``seen``: the traffic that trials run on.
+def study_key(name: str, case: Case, space: SearchSpace) -> str:
+    """``name`` and a short sum of all that a value depends on; ``case``: with the traffic that trials run on.
 
     How far budgets and caps may go is left out: a wider or narrower range is the same study.
     """
     # What a trial draws by itself does not count, what it takes over from the base does.
     drawn = dict.fromkeys(space.knobs & {*Setting._fields}, 0)
+    engine, seen = case.engine, case.traffic
     boot = engine.boot._replace(ceiling_tokens=0)
-    digest = sha256(repr((space.base._replace(**drawn), boot, engine.kv_blocks, slo)).encode())
+    digest = sha256(repr((space.base._replace(**drawn), boot, engine.kv_blocks, case.slo)).encode())
     outside = (engine.outside_first_s, engine.outside_token_s)
     columns = [getattr(seen, field.name) for field in fields(seen) if field.name not in ("name", "tenant_names")]
-    for part in _flat((*columns, *outside, *model)):
+    for part in _flat((*columns, *outside, *case.model)):
         digest.update(part)
     return f"{name}/{digest.hexdigest()[:12]}"
 

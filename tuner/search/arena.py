@@ -7,12 +7,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rooftune.policies.request import Setting
-from rooftune.policies.slo import Slo
-from rooftune.policies.step_time import StepCost, StepModel
-from rooftune.tuner.search.evaluation import Evaluation, Role
+from rooftune.tuner.search.evaluation import Case, Evaluation, Role
 from rooftune.tuner.search.objective import evaluate
-from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.sim.noise import QUIET, StepNoise
 from rooftune.tuner.sim.twin import NEVER
 from rooftune.tuner.traffic.reshape import window
 from rooftune.tuner.traffic.workload import Traffic
@@ -23,17 +19,13 @@ PARALLEL = 2
 
 @dataclass
 class Arena:
-    """Evaluates settings on one traffic and remembers; ``replace`` makes one that knows nothing yet.
+    """Evaluates settings on one case and remembers; ``replace`` makes one that knows nothing yet.
 
     max_steps: after so many a replay is given up. whole_traffic: False for a few windows of it. paid_steps: steps
     really simulated.
     """
 
-    traffic: Traffic
-    engine: Engine
-    model: StepModel | StepCost
-    slo: Slo
-    noise: StepNoise = QUIET
+    case: Case
     max_steps: int = NEVER
     whole_traffic: bool = True
     paid_steps: int = field(default=0, init=False)
@@ -52,8 +44,8 @@ class Arena:
         return [replace(self._known[setting], role=role) for setting, role in wanted]
 
     def _evaluate(self, setting: Setting) -> Evaluation:
-        given = (self.traffic, self.engine, setting, self.model, self.slo, Role.SEARCH, self.noise, self.max_steps)
-        return replace(evaluate(*given)[0], whole_traffic=self.whole_traffic)
+        found, _ = evaluate(self.case, setting, Role.SEARCH, self.max_steps)
+        return replace(found, whole_traffic=self.whole_traffic)
 
 
 WINDOWS = 6

@@ -13,8 +13,7 @@ import numpy as np
 
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import GAP_METRICS, MarginRow, Slo
-from rooftune.policies.step_time import StepCost, StepModel
-from rooftune.tuner.search.evaluation import Role
+from rooftune.tuner.search.evaluation import Case, Role
 from rooftune.tuner.search.feasible_rate import (
     STRIDES_TOKENS,
     TOLERANCE,
@@ -31,10 +30,8 @@ from rooftune.tuner.search.space import STOCK_VLLM
 from rooftune.tuner.search.stretch import MINUTE_S, Steps, steps_between, worst_window
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.result import RunResult
-from rooftune.tuner.traffic.reshape import scale_rate
 from rooftune.tuner.traffic.workload import Traffic
 
-Model = StepModel | StepCost
 Progress = Callable[[str, int, int], None]
 
 ROUNDS = 4
@@ -105,10 +102,7 @@ class Capacity:
 
 
 def find_capacity(
-    traffic: Traffic,
-    engine: Engine,
-    model: Model,
-    slo: Slo,
+    case: Case,
     *,
     current: Setting,
     setting: Setting | None = None,
@@ -126,38 +120,35 @@ def find_capacity(
     tell = progress or (lambda stage, done, total: None)
     chosen = setting or current
     tell("capacity", 0, 1)
-    rate = feasible_rate(traffic, engine, model, slo, chosen)
+    rate = feasible_rate(case, chosen)
     replays = rate.replays
     for number in range(ROUNDS if setting is None and math.isfinite(rate.above_scale) else 0):
-        busy = scale_rate(traffic, rate.above_scale)
-        found = recommend(
-            busy, engine, model, slo, current=chosen, trials=trials, seed=seed, knobs=knobs, against_random=False
-        )
+        busy = case.at_rate(rate.above_scale)
+        found = recommend(busy, current=chosen, trials=trials, seed=seed, knobs=knobs, against_random=False)
         tell("capacity: search", number + 1, ROUNDS)
         before = rate.above_scale
-        chosen, rate, paid = climb(candidates(found), chosen, rate, traffic, engine, model, slo)
+        chosen, rate, paid = climb(candidates(found), chosen, rate, case)
         replays += paid
         for stride in STRIDES_TOKENS if math.isfinite(rate.above_scale) else ():
-            chosen, rate, paid = climb(beside(chosen, stride, engine), chosen, rate, traffic, engine, model, slo)
+            chosen, rate, paid = climb(beside(chosen, stride, case.engine), chosen, rate, case)
             replays += paid
         if rate.above_scale <= before * (1.0 + TOLERANCE) or math.isinf(rate.above_scale):
             break
     resource, shares = Resource.NOTHING, None
     breaks = binding(rate.above.margins) if rate.above is not None else None
     if rate.above is not None:
-        loaded = scale_rate(traffic, rate.above_scale)
-        shares, preempted_share = _shares(loaded, engine, model, slo, chosen)
+        shares, preempted_share = _shares(case.at_rate(rate.above_scale), chosen)
         resource = saturated(shares, preempted_share, breaks)
-    levers = next_levers(resource, traffic, prefix_caching)
+    levers = next_levers(resource, case.traffic, prefix_caching)
     return Capacity(chosen, rate, breaks, resource, shares, levers, setting is None, replays)
 
 
-def _shares(traffic: Traffic, engine: Engine, model: Model, slo: Slo, setting: Setting) -> tuple[Shares, float]:
-    evaluation, result = evaluate(traffic, engine, setting, model, slo, Role.SEARCH)
-    start_s, _ = worst_window(result, slo)
+def _shares(case: Case, setting: Setting) -> tuple[Shares, float]:
+    evaluation, result = evaluate(case, setting, Role.SEARCH)
+    start_s, _ = worst_window(result, case.slo)
     # What piles up in the minute is served in it or soon after.
-    steps = steps_between(traffic, engine, setting, model, result, start_s, MINUTE_S)
-    return shares_of(steps, setting, engine, result, slo), evaluation.preempted / len(traffic)
+    steps = steps_between(case, setting, result, start_s, MINUTE_S)
+    return shares_of(steps, setting, case.engine, result, case.slo), evaluation.preempted / len(case.traffic)
 
 
 def shares_of(steps: Steps, setting: Setting, engine: Engine, result: RunResult, slo: Slo) -> Shares:

@@ -1,11 +1,32 @@
-"""What the search knows of one setting, and what it recommends in the end. Values only; nothing here runs anything."""
+"""What settings are tried on, what the search knows of each, and what it recommends. Values; nothing here runs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Self
 
 from rooftune.policies.request import Setting
-from rooftune.policies.slo import MarginRow
+from rooftune.policies.slo import MarginRow, Slo
+from rooftune.policies.step_time import StepCost, StepModel
+from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.noise import QUIET, StepNoise
 from rooftune.tuner.sim.result import RunResult
+from rooftune.tuner.traffic.reshape import scale_rate
+from rooftune.tuner.traffic.workload import Traffic
+
+
+@dataclass(frozen=True)
+class Case:
+    """What settings are tried on. traffic: as that engine sees it. noise: of single steps."""
+
+    traffic: Traffic
+    engine: Engine
+    model: StepModel | StepCost
+    slo: Slo
+    noise: StepNoise = QUIET
+
+    def at_rate(self, scale: float) -> Self:
+        """The same with ``scale`` times the requests per second."""
+        return replace(self, traffic=scale_rate(self.traffic, scale))
 
 
 class Role(StrEnum):

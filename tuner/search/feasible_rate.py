@@ -10,16 +10,10 @@ from dataclasses import dataclass
 
 from rooftune.policies.errors import InputError
 from rooftune.policies.request import Setting
-from rooftune.policies.slo import Slo
-from rooftune.policies.step_time import StepCost, StepModel
-from rooftune.tuner.search.evaluation import Evaluation, Recommendation, Role
+from rooftune.tuner.search.evaluation import Case, Evaluation, Recommendation, Role
 from rooftune.tuner.search.objective import capped_margin, evaluate
 from rooftune.tuner.search.space import MIN_CHUNK_CAP_TOKENS
 from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.traffic.reshape import scale_rate
-from rooftune.tuner.traffic.workload import Traffic
-
-Model = StepModel | StepCost
 
 TOLERANCE = 0.02
 MOST_REPLAYS = 32
@@ -47,10 +41,7 @@ class FeasibleRate:
 
 
 def feasible_rate(
-    traffic: Traffic,
-    engine: Engine,
-    model: Model,
-    slo: Slo,
+    case: Case,
     setting: Setting,
     *,
     tolerance: float = TOLERANCE,
@@ -62,7 +53,8 @@ def feasible_rate(
     Stops early after ``most_replays``; looks within 1/64 to 64 times the traffic's own rate. Raises InputError
     without targets, or for traffic that arrives all at once.
     """
-    if not slo.all_targets():
+    traffic = case.traffic
+    if not case.slo.all_targets():
         raise InputError("capacity needs a target: without one every rate is feasible; give --ttft-p99 or --gap-p99")
     if traffic.span_s <= 0.0:
         raise InputError(f"{traffic.name} arrives all at once, so it has no rate; give traffic that spans a time")
@@ -71,7 +63,7 @@ def feasible_rate(
     above: Evaluation | None = None
     scale, replays = min(max(start_scale, LOWEST_SCALE), HIGHEST_SCALE), 0
     while replays < most_replays:
-        tried, _ = evaluate(scale_rate(traffic, scale), engine, setting, model, slo, Role.SEARCH)
+        tried, _ = evaluate(case.at_rate(scale), setting, Role.SEARCH)
         replays += 1
         if tried.feasible:
             low, at = scale, tried
@@ -97,13 +89,7 @@ STRIDES_TOKENS = (128, 64, 32, 16, 8)
 
 
 def climb(
-    candidates: Sequence[Setting],
-    chosen: Setting,
-    rate: FeasibleRate,
-    traffic: Traffic,
-    engine: Engine,
-    model: Model,
-    slo: Slo,
+    candidates: Sequence[Setting], chosen: Setting, rate: FeasibleRate, case: Case
 ) -> tuple[Setting, FeasibleRate, int]:
     """The candidate that carries most, where any carries more than what was chosen; and the replays that it took.
 
@@ -114,10 +100,9 @@ def climb(
         if math.isinf(rate.above_scale):
             break
         replays += 1
-        bar = scale_rate(traffic, rate.above_scale)
-        if evaluate(bar, engine, candidate, model, slo, Role.SEARCH)[0].feasible:
+        if evaluate(case.at_rate(rate.above_scale), candidate, Role.SEARCH)[0].feasible:
             chosen = candidate
-            rate = feasible_rate(traffic, engine, model, slo, chosen, start_scale=rate.above_scale)
+            rate = feasible_rate(case, chosen, start_scale=rate.above_scale)
             replays += rate.replays
     return chosen, rate, replays
 

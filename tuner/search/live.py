@@ -14,7 +14,7 @@ from rooftune.policies.slo import MarginRow, Slo
 from rooftune.policies.step_time import StepCost, StepModel, priced, step_time
 from rooftune.tuner.search import baselines
 from rooftune.tuner.search.arena import Arena
-from rooftune.tuner.search.evaluation import Advice, Evaluation, Role
+from rooftune.tuner.search.evaluation import Advice, Case, Evaluation, Role
 from rooftune.tuner.search.lessons import LiveResult, distance_octaves, lesson
 from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.search.rank import (
@@ -38,11 +38,11 @@ from rooftune.tuner.search.stages import (
     replay_in_force,
     search,
     shares,
+    under,
     with_burst,
 )
 from rooftune.tuner.search.study import SettingStudy, constraints_of
 from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.sim.noise import QUIET, StepNoise
 from rooftune.tuner.sim.result import RunResult
 from rooftune.tuner.sim.twin import NEVER
 from rooftune.tuner.traffic.workload import Traffic
@@ -67,25 +67,20 @@ START_BUDGETS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class Question(Case):
     """One window to search on.
 
     base: the setting in force, from which the search goes out. bounds: knob -> (least, greatest); a knob that is not
-    named is not searched. draws: other step models that the measurements allow. noise: of single steps. live: settings
-    that ran live, newest first. now_error: observed minus predicted share of the setting in force. warm: settings worth
-    a try, such as what was best for earlier windows.
+    named is not searched. draws: other step models that the measurements allow. live: settings that ran live,
+    newest first. now_error: observed minus predicted share of the setting in force. warm: settings worth a try, such as
+    what was best for earlier windows.
     """
 
-    traffic: Traffic
-    engine: Engine
-    model: Model
-    slo: Slo
     base: Setting
     bounds: Mapping[str, tuple[float, float]]
     trials: int
     seed: int = 0
     draws: Sequence[Model] = ()
-    noise: StepNoise = QUIET
     live: Sequence[LiveResult] = ()
     now_error: float = 0.0
     warm: Sequence[Setting] = ()
@@ -139,11 +134,11 @@ def research(question: Question, tell: Tell = lambda stage, done, total: None) -
     space = search_space(
         q.engine, q.base, q.slo, priced(q.model).formula, knobs=frozenset(q.bounds) & EVERYTHING, bounds=q.bounds
     )
-    whole = Arena(q.traffic, q.engine, q.model, q.slo, q.noise, _enough(q, q.traffic))
-    raw_now, now_result = replay_in_force(whole, q.base, "read the engine's pool again")
+    whole = Arena(q, _enough(q, q.traffic))
+    raw_now, now_result = replay_in_force(q, q.base, "read the engine's pool again")
     all_steps = STEPS_OF_TRIAL * raw_now.simulated_steps * min(q.trials, USUAL_TRIALS)
     windows = excerpt(whole, all_steps, SEARCH_STEPS, LEAST_SHARE, WHOLE_SHARE)
-    windows = windows and replace(windows, max_steps=_enough(q, windows.traffic))
+    windows = windows and replace(windows, max_steps=_enough(q, windows.case.traffic))
     live = [one for one in q.live if one.setting != q.base and _possible(one.setting, q.engine)][:MOST_LIVE]
     twin = _twin_of(live, whole)
     track = Track(whole, windows, [lesson(one, twin.get(one.setting, 0.0), q.now_error) for one in live])
@@ -166,7 +161,7 @@ def research(question: Question, tell: Tell = lambda stage, done, total: None) -
     tell("decide", 0, 1)
     tried = [_plain(e, q.base) for e in track.lead([*lived, *looks, *random_looks], Role.SEARCH, LEADERS)]
     best = _decide([now, *tried], q, windows or whole)
-    raw_best, best_result = evaluate(q.traffic, q.engine, best.setting, q.model, q.slo, best.role, q.noise)
+    raw_best, best_result = evaluate(q, best.setting, best.role)
     uncertainty = noise(now_result, best_result, q.slo, q.seed)
     what = verdict(now, best, uncertainty, q.slo)
     if stays(what, now, best, max(SAME_SHARE, uncertainty)):
@@ -268,8 +263,7 @@ def _decide(tried: Sequence[Evaluation], q: Question, seen: Arena) -> Evaluation
     if len(shortlist) == 1:
         return shortlist[0]
     rivals, seen = shortlist, replace(seen, max_steps=NEVER)
-    burst = replace(seen, traffic=with_burst(seen.traffic))
-    for arena in (*(replace(seen, model=draw) for draw in q.draws[:MOST_DRAWS]), burst):
+    for arena in (*(under(seen, draw) for draw in q.draws[:MOST_DRAWS]), with_burst(seen)):
         found = shares(arena, rivals)
         least = max(found[e.setting] for e in shortlist) - BURST_TOLERANCE
         shortlist = [e for e in shortlist if found[e.setting] >= least]

@@ -16,13 +16,9 @@ from rooftune.policies.slo import (
     margins,
     missed_shares,
 )
-from rooftune.policies.step_time import StepCost, StepModel
-from rooftune.tuner.search.evaluation import Evaluation, Role
-from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.sim.noise import QUIET, StepNoise
+from rooftune.tuner.search.evaluation import Case, Evaluation, Role
 from rooftune.tuner.sim.result import RunResult
 from rooftune.tuner.sim.twin import NEVER, simulate
-from rooftune.tuner.traffic.workload import Traffic
 
 # A margin beyond this says "far off" and nothing more: samplers add positive margins up.
 MARGIN_CAP = 10.0
@@ -47,23 +43,16 @@ def constraint(row: MarginRow, missed: float) -> float:
     return MARGIN_CAP * missed if missed > 0.0 else min(capped_margin(row), 1e-3)
 
 
-def evaluate(
-    traffic: Traffic,
-    engine: Engine,
-    setting: Setting,
-    model: StepModel | StepCost,
-    slo: Slo,
-    role: Role,
-    noise: StepNoise = QUIET,
-    max_steps: int = NEVER,
-) -> tuple[Evaluation, RunResult]:
-    """Replay ``traffic`` under ``setting`` and judge it; a request unfinished after ``max_steps`` has failed.
+def evaluate(case: Case, setting: Setting, role: Role, max_steps: int = NEVER) -> tuple[Evaluation, RunResult]:
+    """Replay the traffic under ``setting`` and judge it; a request unfinished after ``max_steps`` has failed.
 
     Raises InputError for a setting outside the envelope.
     """
-    bounds_s = slo.gap_bounds()
-    result = simulate(traffic, engine, setting, model, gap_bounds_s=bounds_s, noise=noise, max_steps=max_steps)
-    return judge(result, setting, slo, role), result
+    bounds_s = case.slo.gap_bounds()
+    result = simulate(
+        case.traffic, case.engine, setting, case.model, gap_bounds_s=bounds_s, noise=case.noise, max_steps=max_steps
+    )
+    return judge(result, setting, case.slo, role), result
 
 
 def judge(result: RunResult, setting: Setting, slo: Slo, role: Role) -> Evaluation:

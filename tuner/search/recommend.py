@@ -6,7 +6,6 @@ whole traffic. Random search pays the same number of simulated steps in the same
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo
@@ -14,7 +13,7 @@ from rooftune.policies.step_time import StepCost, StepModel, priced
 from rooftune.tuner.search import baselines
 from rooftune.tuner.search.archive import study_key
 from rooftune.tuner.search.arena import Arena
-from rooftune.tuner.search.evaluation import Advice, Evaluation, Recommendation, Role
+from rooftune.tuner.search.evaluation import Advice, Case, Evaluation, Recommendation, Role
 from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.search.rank import SAME_SHARE, alike, binding, known, noise, rank, stays, to_set, verdict
 from rooftune.tuner.search.space import STOCK_VLLM, search_space
@@ -26,11 +25,10 @@ from rooftune.tuner.search.stages import (
     replay_in_force,
     search,
     shares,
+    under,
     with_burst,
 )
 from rooftune.tuner.search.study import SettingStudy
-from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.traffic.workload import Traffic
 
 Progress = Callable[[str, int, int], None]
 Model = StepModel | StepCost
@@ -46,10 +44,7 @@ SHORTLIST = 6
 
 
 def recommend(
-    traffic: Traffic,
-    engine: Engine,
-    model: Model,
-    slo: Slo,
+    case: Case,
     *,
     current: Setting,
     trials: int = 200,
@@ -62,7 +57,7 @@ def recommend(
     sampler: str = "tpe",
     against_random: bool = True,
 ) -> Recommendation:
-    """Search ``knobs`` for ``slo`` on the twin.
+    """Search ``knobs`` for the targets of ``case`` on the twin.
 
     draws: other step models that the measurements allow; leaders count by their worst. storage: an Optuna storage
     URL, None for memory. study: name under which trials are shared with other runs of the same traffic, engine, model,
@@ -72,11 +67,11 @@ def recommend(
     Raises InputError when ``current`` is outside the boot envelope, the range is empty or no request fits the KV pool.
     """
     tell = progress or (lambda stage, done, total: None)
-    formula = priced(model).formula
-    space = search_space(engine, current, slo, formula, knobs=knobs)
-    arena = Arena(traffic, engine, model, slo)
+    slo, formula = case.slo, priced(case.model).formula
+    space = search_space(case.engine, current, slo, formula, knobs=knobs)
+    arena = Arena(case)
     tell("current", 0, 1)
-    now, now_result = replay_in_force(arena, current, "raise --kv-tokens")
+    now, now_result = replay_in_force(case, current, "raise --kv-tokens")
     tell("current", 1, 1)
 
     # Workers of one study look at the same windows, however many trials each of them makes.
@@ -86,7 +81,7 @@ def recommend(
     fixed = arena.run(starts, lambda done: tell("baselines", done, len(starts)))
     paid = track.paid_steps
 
-    name = study and study_key(study, (track.windows or arena).traffic, space, engine, model, slo)
+    name = study and study_key(study, (track.windows or arena).case, space)
     kept = SettingStudy(space, sampler=sampler, seed=seed, storage=storage, name=name)
     for setting in (current, *_warm(fixed, slo)):
         kept.enqueue(setting)
@@ -106,7 +101,7 @@ def recommend(
     nothing_known = not any(known(e) for e in looks)
     tried = [now] if nothing_known else [now, *fixed, *leaders, *random_leaders]
     best, burst_share = _decide(tried, track, draws)
-    best_result = evaluate(traffic, engine, best.setting, model, slo, best.role)[1]
+    best_result = evaluate(case, best.setting, best.role)[1]
     uncertainty = noise(now_result, best_result, slo, seed)
     what = Advice.KEEP if nothing_known else verdict(now, best, uncertainty, slo)
     if stays(what, now, best, SAME_SHARE):
@@ -148,14 +143,14 @@ def _decide(tried: Sequence[Evaluation], track: Track, draws: Sequence[Model]) -
     Equals are told apart by their worst share over the draws of the step model, then by their share under a burst,
     then by what is plain and has most to spare.
     """
-    base, arena, slo = tried[0].setting, track.whole, track.whole.slo
+    base, arena, slo = tried[0].setting, track.whole, track.whole.case.slo
     equals = sorted(dict.fromkeys(alike(tried, slo)), key=lambda e: rank(e, slo))
     shortlist = list({e.setting: e for e in [to_set(equals, slo, base), *equals]}.values())[:SHORTLIST]
-    in_burst = shares(replace(arena, traffic=with_burst(arena.traffic)), shortlist)
+    in_burst = shares(with_burst(arena), shortlist)
     if slo.objective == "tokens_per_s" or len(shortlist) == 1:
         return shortlist[0], in_burst[shortlist[0].setting]
     for draw in draws:
-        worst = shares(replace(track.windows or arena, model=draw), shortlist)
+        worst = shares(under(track.windows or arena, draw), shortlist)
         shortlist = [e for e in shortlist if worst[e.setting] >= max(worst.values()) - SAME_SHARE]
     calm = max(in_burst[e.setting] for e in shortlist)
     best = to_set([e for e in shortlist if in_burst[e.setting] >= calm - BURST_TOLERANCE], slo, base)

@@ -11,9 +11,10 @@ from itertools import islice
 
 from rooftune.policies.errors import bad_value
 from rooftune.policies.request import Setting
+from rooftune.policies.step_time import StepCost, StepModel
 from rooftune.tuner.search.arena import PARALLEL, WINDOWS, Arena, slices
 from rooftune.tuner.search.baselines import random_settings
-from rooftune.tuner.search.evaluation import Evaluation, Role
+from rooftune.tuner.search.evaluation import Case, Evaluation, Role
 from rooftune.tuner.search.lessons import Lesson, correction
 from rooftune.tuner.search.objective import MARGIN_CAP, evaluate
 from rooftune.tuner.search.rank import rank, value
@@ -21,18 +22,23 @@ from rooftune.tuner.search.space import SearchSpace
 from rooftune.tuner.search.study import SettingStudy
 from rooftune.tuner.sim.result import RunResult
 from rooftune.tuner.traffic.reshape import Burst, add_burst
-from rooftune.tuner.traffic.workload import Traffic
 
 # The burst: twice the rate, for a tenth of the time, from 40 % on. A share this much lower under it is no difference.
 BURST_FACTOR, BURST_START, BURST_LENGTH = 2.0, 0.4, 0.1
 BURST_TOLERANCE = 0.01
 
 
-def with_burst(traffic: Traffic) -> Traffic:
+def with_burst(calm: Arena) -> Arena:
     """The same requests with a burst; what comes all at once is a burst already."""
-    if traffic.span_s <= 0.0:
-        return traffic
-    return add_burst(traffic, Burst(BURST_FACTOR, traffic.span_s * BURST_LENGTH, start_share=BURST_START))
+    traffic = calm.case.traffic
+    if traffic.span_s > 0.0:
+        traffic = add_burst(traffic, Burst(BURST_FACTOR, traffic.span_s * BURST_LENGTH, start_share=BURST_START))
+    return replace(calm, case=replace(calm.case, traffic=traffic))
+
+
+def under(arena: Arena, draw: StepModel | StepCost) -> Arena:
+    """The same traffic with steps as another model has them."""
+    return replace(arena, case=replace(arena.case, model=draw))
 
 
 def excerpt(
@@ -45,19 +51,19 @@ def excerpt(
     share = max(paid_steps / max(steps, 1.0), least_share)
     if share >= whole_share:
         return None
-    count = min(max(int(whole.traffic.span_s * share / window_s), 1), WINDOWS)
-    return replace(whole, traffic=slices(whole.traffic, share, count), whole_traffic=False)
+    traffic = whole.case.traffic
+    count = min(max(int(traffic.span_s * share / window_s), 1), WINDOWS)
+    return replace(whole, case=replace(whole.case, traffic=slices(traffic, share, count)), whole_traffic=False)
 
 
-def replay_in_force(arena: Arena, setting: Setting, remedy: str) -> tuple[Evaluation, RunResult]:
+def replay_in_force(case: Case, setting: Setting, remedy: str) -> tuple[Evaluation, RunResult]:
     """The setting in force on all of the traffic, to the end.
 
     Raises InputError, which ends with ``remedy``, when no request fits the KV pool.
     """
-    traffic, engine = arena.traffic, arena.engine
-    now, result = evaluate(traffic, engine, setting, arena.model, arena.slo, Role.CURRENT, arena.noise)
-    if now.refused == len(traffic):
-        pool = engine.kv_blocks * engine.boot.block_tokens
+    now, result = evaluate(case, setting, Role.CURRENT)
+    if now.refused == len(case.traffic):
+        pool = case.engine.kv_blocks * case.engine.boot.block_tokens
         raise bad_value("KV pool", pool, "large enough for at least one request", remedy)
     return now, result
 
@@ -89,7 +95,8 @@ class Track:
 
     def lead(self, looks: Sequence[Evaluation], role: Role, most: int) -> list[Evaluation]:
         """Second stage: the ``most`` best looks on all of the traffic, from the twin's own values again."""
-        settings = list(dict.fromkeys(e.setting for e in sorted(looks, key=lambda e: rank(e, self.whole.slo))))[:most]
+        ordered = sorted(looks, key=lambda e: rank(e, self.whole.case.slo))
+        settings = list(dict.fromkeys(e.setting for e in ordered))[:most]
         return [self.corrected(e) for e in self.whole.run([(setting, role) for setting in settings])]
 
     def corrected(self, raw: Evaluation) -> Evaluation:
@@ -110,7 +117,7 @@ class Track:
     @property
     def _least(self) -> float:
         """A setting that misses more requests than all targets together allow cannot meet them all."""
-        return 1.0 - sum(1.0 - target.quantile for target, _ in self.whole.slo.all_targets())
+        return 1.0 - sum(1.0 - target.quantile for target, _ in self.whole.case.slo.all_targets())
 
 
 def search(
@@ -127,7 +134,7 @@ def search(
         tickets = [study.ask() for _ in range(min(PARALLEL, trials - len(looks)))]
         batch = track.look([ticket.setting for ticket in tickets], Role.SEARCH)
         for ticket, evaluation in zip(tickets, batch, strict=True):
-            study.tell(ticket, evaluation, value(evaluation, track.whole.slo), track.constraint(evaluation))
+            study.tell(ticket, evaluation, value(evaluation, track.whole.case.slo), track.constraint(evaluation))
         looks += batch
         spent += [track.paid_steps - begun] * len(batch)
     tell(len(looks))

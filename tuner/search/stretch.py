@@ -7,7 +7,7 @@ import numpy as np
 from rooftune.policies.outcomes import BoolArray, FloatArray, IntArray
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo, good
-from rooftune.policies.step_time import StepCost, StepModel
+from rooftune.tuner.search.evaluation import Case
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.result import RunResult
 from rooftune.tuner.sim.twin import simulate
@@ -73,23 +73,16 @@ def worst_window(result: RunResult, slo: Slo, length_s: float = MINUTE_S) -> tup
     return float(arrival_s[first]), int(bad[first : after[first]].sum())
 
 
-def steps_between(
-    traffic: Traffic,
-    engine: Engine,
-    setting: Setting,
-    model: StepModel | StepCost,
-    result: RunResult,
-    start_s: float,
-    length_s: float,
-) -> Steps:
+def steps_between(case: Case, setting: Setting, result: RunResult, start_s: float, length_s: float) -> Steps:
     """Replay again what ``result`` replayed, as little of it as gives the same steps in the window, and list those."""
+    traffic, engine = case.traffic, case.engine
     last = int(np.searchsorted(traffic.arrival_s, start_s + length_s, side="left"))
     first, exact = _lead_in(traffic, engine, setting, result, start_s, last)
     begin_s = float(traffic.arrival_s[first])
     part, offset_s = traffic, 0.0
     if first > 0 or last < len(traffic):
         part, offset_s = window(traffic, begin_s, start_s + length_s - begin_s), begin_s
-    run = simulate(part, engine, setting, model, keep_log=True)
+    run = simulate(part, engine, setting, case.model, keep_log=True)
     return _steps(run, engine, offset_s, exact).between(start_s, length_s)
 
 

@@ -3,25 +3,18 @@
 import argparse
 from dataclasses import dataclass
 
-from rooftune.policies.slo import Slo
-from rooftune.policies.step_time import StepCost, StepModel
 from rooftune.tuner.cli.flags.engine import add_engine_flags, read_engine
 from rooftune.tuner.cli.flags.target import add_target_flags, read_slo
 from rooftune.tuner.cli.flags.traffic import add_model_flag, add_traffic_flags, read_model, read_traffic
 from rooftune.tuner.record import EnginePart, StepModelPart, TrafficPart
 from rooftune.tuner.report.build import traffic_part
-from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.traffic.workload import Traffic
+from rooftune.tuner.search.evaluation import Case
 
 
-@dataclass(frozen=True)
-class Case:
-    """The four, and three of them as a report has them. traffic: as that engine sees it."""
+@dataclass(frozen=True, kw_only=True)
+class DescribedCase(Case):
+    """With three of the four as a report has them."""
 
-    traffic: Traffic
-    model: StepModel | StepCost
-    engine: Engine
-    slo: Slo
     traffic_part: TrafficPart
     model_part: StepModelPart
     engine_part: EnginePart
@@ -35,10 +28,18 @@ def add_case_flags(parser: argparse.ArgumentParser, *, needed: bool = True) -> N
     add_engine_flags(parser)
 
 
-def read_case(args: argparse.Namespace, *, targets_needed: bool = True) -> Case:
+def read_case(args: argparse.Namespace, *, targets_needed: bool = True) -> DescribedCase:
     """Raises InputError for a file or values that do not go together."""
     slo = read_slo(args, needed=targets_needed)
     model, model_part = read_model(args.step_model)
     traffic, changes = read_traffic(args)
     engine, traffic, engine_part = read_engine(args, traffic)
-    return Case(traffic, model, engine, slo, traffic_part(traffic, changes), model_part, engine_part)
+    return DescribedCase(
+        traffic,
+        engine,
+        model,
+        slo,
+        traffic_part=traffic_part(traffic, changes),
+        model_part=model_part,
+        engine_part=engine_part,
+    )
