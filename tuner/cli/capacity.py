@@ -64,9 +64,7 @@ def run(args: argparse.Namespace) -> int:
             prefix_caching=case.engine_part.prefix_caching,
             progress=progress,
         )
-    record = capacity_record(
-        found, case.slo, traffic=case.traffic_part, step_model=case.model_part, engine=case.engine_part
-    )
+    record = capacity_record(found, case)
     if args.json:
         sys.stdout.write(json_text(record))
     else:

@@ -8,13 +8,13 @@ from rooftune.policies.commands import Command
 from rooftune.policies.errors import InputError
 from rooftune.policies.request import Setting
 from rooftune.policies.step_time import NAMED_MODELS, priced
-from rooftune.tuner.cli.flags.case import DescribedCase, add_case_flags, read_case
+from rooftune.tuner.cli.flags.case import add_case_flags, read_case
 from rooftune.tuner.cli.flags.setting import add_setting_flags, read_setting
 from rooftune.tuner.cli.flags.traffic import read_model, without_prefixes
 from rooftune.tuner.cli.flags.values import flag_of
 from rooftune.tuner.cli.output import progress_to_stderr, warm_twin
 from rooftune.tuner.record import Source, json_text
-from rooftune.tuner.report.build import engine_part, traffic_part
+from rooftune.tuner.report.build import DescribedCase, engine_part, traffic_part
 from rooftune.tuner.report.replays import one_setting, replay_record, what_was_replayed
 from rooftune.tuner.search.evaluation import Role
 from rooftune.tuner.search.objective import judge
@@ -93,9 +93,7 @@ def run(args: argparse.Namespace) -> int:
         bounds = case.slo.gap_bounds()
         result = simulate(case.traffic, case.engine, setting, case.model, changes=changes, gap_bounds_s=bounds)
     found = [judge(result, setting, case.slo, Role.CURRENT)]
-    record = replay_record(
-        found, case.slo, traffic=case.traffic_part, step_model=case.model_part, engine=case.engine_part
-    )
+    record = replay_record(found, case)
     if args.json:
         sys.stdout.write(json_text(record))
         return 0

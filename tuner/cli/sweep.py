@@ -85,9 +85,7 @@ def run(args: argparse.Namespace) -> int:
         for done, setting in enumerate(grid, 1):
             rows.append(evaluate(case, setting, Role.SWEEP)[0])
             progress("sweep", done, len(grid))
-    record = replay_record(
-        rows, case.slo, traffic=case.traffic_part, step_model=case.model_part, engine=case.engine_part
-    )
+    record = replay_record(rows, case)
     if args.json:
         sys.stdout.write(json_text(record))
         return 0

@@ -1,6 +1,7 @@
 """From what the search returns to a ``RunRecord``: the only place where its values become plain ones."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -32,6 +33,15 @@ from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.traffic.workload import Traffic
 
 _ALWAYS_SHOWN = ("step_tokens", "chunk_cap_tokens", "max_running")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescribedCase(Case):
+    """A case with three of its parts as a record has them."""
+
+    traffic_part: TrafficPart
+    model_part: StepModelPart
+    engine_part: EnginePart
 
 
 def setting_values(setting: Setting) -> dict[str, int | float]:
@@ -199,12 +209,9 @@ def _search_part(found: Recommendation, knobs: frozenset[str]) -> SearchPart:
 
 def run_record(
     found: Recommendation,
-    case: Case,
+    case: DescribedCase,
     knobs: frozenset[str],
     *,
-    traffic: TrafficPart,
-    step_model: StepModelPart,
-    engine: EnginePart,
     current_source: Source,
     profile: str | None,
     made_at: str,
@@ -221,16 +228,16 @@ def run_record(
         objective=slo.objective,
         profile=profile,
         targets=target_parts(slo),
-        traffic=traffic,
-        step_model=step_model,
-        engine=engine,
+        traffic=case.traffic_part,
+        step_model=case.model_part,
+        engine=case.engine_part,
         current=trial_part(found.current),
         current_source=current_source,
         best=trial_part(found.best),
         random_best=trial_part(found.random_best),
         noise=finite(found.noise),
         # What comes all at once is a burst already: twice as fast is the same.
-        burst_attainment=finite(found.burst_attainment) if slo.all_targets() and traffic.span_s > 0.0 else None,
+        burst_attainment=finite(found.burst_attainment) if slo.all_targets() and case.traffic.span_s > 0.0 else None,
         binding=None if found.binding_target is None else target_index(slo, found.binding_target),
         feasible=feasible_part(found, case),
         curve=curve_part(found, case.model),
@@ -238,7 +245,7 @@ def run_record(
         search=_search_part(found, knobs),
         trials=tuple(trial_part(evaluation) for evaluation in found.evaluations),
         groups=group_parts(found.current_result.outcomes, found.best_result.outcomes, slo),
-        twin_error=twin_error(step_model),
+        twin_error=twin_error(case.model_part),
     )
 
 

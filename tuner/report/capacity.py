@@ -4,7 +4,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rooftune.policies.slo import Slo
 from rooftune.tuner.record import (
     Count,
     EnginePart,
@@ -20,7 +19,14 @@ from rooftune.tuner.record import (
     finite,
 )
 from rooftune.tuner.report import words
-from rooftune.tuner.report.build import margin_parts, setting_values, target_index, target_parts, trial_part
+from rooftune.tuner.report.build import (
+    DescribedCase,
+    margin_parts,
+    setting_values,
+    target_index,
+    target_parts,
+    trial_part,
+)
 from rooftune.tuner.search.capacity import Capacity, Shares
 from rooftune.tuner.search.feasible_rate import HIGHEST_SCALE, LOWEST_SCALE
 
@@ -72,25 +78,23 @@ class CapacityRecord(Part):
     replays: Some
 
 
-def capacity_record(
-    found: Capacity, slo: Slo, *, traffic: TrafficPart, step_model: StepModelPart, engine: EnginePart
-) -> CapacityRecord:
+def capacity_record(found: Capacity, case: DescribedCase) -> CapacityRecord:
     """One capacity as plain values."""
     rate, breaks, shares = found.rate, found.breaks, found.shares
     return CapacityRecord(
         schema="rooftune.capacity",
         version=1,
-        targets=target_parts(slo),
-        traffic=traffic,
-        step_model=step_model,
-        engine=engine,
+        targets=target_parts(case.slo),
+        traffic=case.traffic_part,
+        step_model=case.model_part,
+        engine=case.engine_part,
         setting=setting_values(found.setting),
         searched=found.searched,
         scale=finite(rate.scale),
         rate_rps=finite(rate.rate_rps),
         above_scale=finite(rate.above_scale),
         at=None if rate.at is None else trial_part(rate.at),
-        breaks=None if breaks is None else target_index(slo, breaks),
+        breaks=None if breaks is None else target_index(case.slo, breaks),
         above_margins=() if rate.above is None else margin_parts(rate.above.margins),
         resource=found.resource.value,
         shares=None if shares is None else Shares(**{name: digits(of, 6) for name, of in vars(shares).items()}),

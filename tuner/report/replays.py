@@ -5,7 +5,6 @@ from typing import Literal
 
 from pydantic import Field
 
-from rooftune.policies.slo import Slo
 from rooftune.tuner.record import (
     EnginePart,
     Part,
@@ -16,7 +15,7 @@ from rooftune.tuner.record import (
     TrialPart,
 )
 from rooftune.tuner.report import words
-from rooftune.tuner.report.build import target_parts, trial_part
+from rooftune.tuner.report.build import DescribedCase, target_parts, trial_part
 from rooftune.tuner.report.tables import Table, best_of, budget_and_cap
 from rooftune.tuner.search.evaluation import Evaluation
 
@@ -34,18 +33,16 @@ class ReplayRecord(Part):
     rows: tuple[TrialPart, ...]
 
 
-def replay_record(
-    rows: Sequence[Evaluation], slo: Slo, *, traffic: TrafficPart, step_model: StepModelPart, engine: EnginePart
-) -> ReplayRecord:
+def replay_record(rows: Sequence[Evaluation], case: DescribedCase) -> ReplayRecord:
     """The replays of one traffic as plain values."""
     return ReplayRecord(
         schema="rooftune.replays",
         version=2,
-        objective=slo.objective,
-        targets=target_parts(slo),
-        traffic=traffic,
-        step_model=step_model,
-        engine=engine,
+        objective=case.slo.objective,
+        targets=target_parts(case.slo),
+        traffic=case.traffic_part,
+        step_model=case.model_part,
+        engine=case.engine_part,
         rows=tuple(trial_part(row) for row in rows),
     )
 

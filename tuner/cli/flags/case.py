@@ -1,23 +1,11 @@
 """What the twin replays, from the flags of every command that uses it: traffic, step model, engine and targets."""
 
 import argparse
-from dataclasses import dataclass
 
 from rooftune.tuner.cli.flags.engine import add_engine_flags, read_engine
 from rooftune.tuner.cli.flags.target import add_target_flags, read_slo
 from rooftune.tuner.cli.flags.traffic import add_model_flag, add_traffic_flags, read_model, read_traffic
-from rooftune.tuner.record import EnginePart, StepModelPart, TrafficPart
-from rooftune.tuner.report.build import traffic_part
-from rooftune.tuner.search.evaluation import Case
-
-
-@dataclass(frozen=True, kw_only=True)
-class DescribedCase(Case):
-    """With three of the four as a report has them."""
-
-    traffic_part: TrafficPart
-    model_part: StepModelPart
-    engine_part: EnginePart
+from rooftune.tuner.report.build import DescribedCase, traffic_part
 
 
 def add_case_flags(parser: argparse.ArgumentParser, *, needed: bool = True) -> None:
