@@ -38,7 +38,7 @@ def test_a_child_that_fails_changes_nothing_in_force(fault: WorkerFault) -> None
 def with_child(searcher: ChildSearcher) -> Rig:
     made = rig(proposes(), options=QUICK)
     again = rig(proposes(), options=QUICK, engine=made.engine, clock=made.clock)
-    again.controller._planner._desk._searcher = searcher
+    again.controller._planner._searcher = searcher
     return again
 
 

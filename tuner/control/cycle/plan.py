@@ -1,16 +1,30 @@
 """Plan: refits and searches when due, and gives the proposal or the reason why there is none."""
 
+import math
+
+from rooftune.policies.errors import InputError
 from rooftune.policies.guard import Reason
+from rooftune.policies.request import Setting
 from rooftune.tuner.clock import Clock
 from rooftune.tuner.control.cycle.book import Book
 from rooftune.tuner.control.cycle.draft import Draft
 from rooftune.tuner.control.cycle.fit import Learner
-from rooftune.tuner.control.cycle.learned import still_valid, without_effect
-from rooftune.tuner.control.cycle.observe import Holder
+from rooftune.tuner.control.cycle.learned import refuted, still_valid, without_effect
+from rooftune.tuner.control.cycle.observe import Holder, Seen
 from rooftune.tuner.control.cycle.observer import CycleView
-from rooftune.tuner.control.cycle.propose import Found, SearchDesk, make_job, remembered, searched
+from rooftune.tuner.control.cycle.propose import (
+    Found,
+    Proposal,
+    differ,
+    make_job,
+    outside,
+    proposal_of,
+    remembered,
+    searched,
+)
 from rooftune.tuner.control.cycle.push import one_line
-from rooftune.tuner.control.memory import Bounds, Trust
+from rooftune.tuner.control.job import SearchAnswer, WorkerError
+from rooftune.tuner.control.memory import Bounds, Traffic, Tried, Trust
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.ports import Searcher
 from rooftune.tuner.control.signals.codes import Signal
@@ -26,12 +40,20 @@ UNHEALTHY = frozenset(
 
 
 class Planner:
-    """Keeps the search and its proposal between cycles."""
+    """Keeps at most one running search and one proposal between cycles."""
 
     def __init__(self, searcher: Searcher, book: Book, learner: Learner, options: LoopOptions, clock: Clock) -> None:
-        self._desk = SearchDesk(searcher, options)
-        self._book, self._learner, self._options, self._clock = book, learner, options, clock
+        self._searcher, self._book, self._learner = searcher, book, learner
+        self._options, self._clock = options, clock
         self._refused = self._boot_id = ""
+        self._job_s = -math.inf  # on the controller's clock
+        self._job_base: Setting | None = None
+        self._ran_base: Setting | None = None  # see ``effective``
+        self._job_traffic: Traffic | None = None
+        self._job_bounds: Bounds = {}
+        self._discard = False
+        self._proposal: Proposal | None = None
+        self._why: Reason = Reason.SEARCHING
         self._answered: Found | None = None
 
     def fit(self, view: CycleView, draft: Draft) -> None:
@@ -39,7 +61,7 @@ class Planner:
         # Compares boot ids: a cycle that failed before this stage would have used up ``restarted``.
         boot_id = view.seen.state.boot_id
         if boot_id != self._boot_id and self._boot_id:
-            self._desk.forget()
+            self._forget()
         self._boot_id = boot_id
         if view.standing.trial is not None:
             self.pushed()  # an earlier cycle pushed it; its answer may have been lost
@@ -52,21 +74,65 @@ class Planner:
             self._refused = ""
             if drifted:  # failed predictions, proposal and search came from the replaced model
                 self._book.change(trust=Trust())
-                self._desk.forget()
+                self._forget()
         except FitRefused as error:
             self._refused = one_line(f"{error.code.value}: {error}")
         draft.put(fit=learner.part())
 
     def pushed(self) -> None:
         """The proposal was pushed: the next push needs a new answer."""
-        self._desk.proposal = None
+        self._proposal = None
+
+    def _forget(self) -> None:
+        """Drops search and proposal: the engine restarted or its model changed."""
+        self._discard = self._searcher.busy
+        self._job_s = -math.inf
+        self._job_base = None
+        self._proposal = None
 
     def harvest(self, view: CycleView, draft: Draft) -> None:
         """Takes the child's answer, if there is one."""
-        self._answered = self._desk.harvest(view.seen, still_valid(self._book.memory.tried, view.wall_s))
+        self._answered = self._answer(view)
         if self._answered is not None:
             draft.put(twin=self._answered.twin, proposal=self._answered.part)
             draft.note(self._answered.detail)
+
+    def _answer(self, view: CycleView) -> Found | None:
+        try:
+            answer = self._searcher.answer()
+        except WorkerError as error:
+            self._proposal, self._why = None, Reason.WORKER_FAILED
+            return Found(None, self._why, detail=one_line(f"{error.fault.value}: {error}"))
+        if answer is None:
+            return None
+        if self._discard or self._job_base != view.seen.setting:
+            self._discard, self._job_s = False, -math.inf
+            return None
+        return self._judge(answer, view.seen, still_valid(self._book.memory.tried, view.wall_s))
+
+    def _judge(self, answer: SearchAnswer, seen: Seen, tried: tuple[Tried, ...]) -> Found:
+        self._proposal, detail = None, ""
+        try:
+            found = proposal_of(answer, seen.setting, self._job_traffic, self._ran_base)
+        except InputError as error:
+            self._why = Reason.WORKER_FAILED
+            return Found(None, self._why, answer.twin, None, one_line(str(error)))
+        if answer.proposal is None:
+            self._why = Reason.TWIN_NOT_TRUSTED
+        elif found is None:
+            self._why = Reason.NULL_RESULT
+        elif wrong := outside(found.setting, seen.setting, self._job_bounds):
+            self._why = Reason.WORKER_FAILED
+            detail = f"the child's {', '.join(wrong)} lies outside the searched bounds; dropped"
+        elif refuted(found.setting, tried, self._job_traffic):
+            self._why = Reason.NULL_RESULT
+            detail = "a live trial of this proposal under like traffic was not better"
+        elif differ(found.traffic, seen.traffic):
+            self._why = Reason.SEARCHING
+            detail = "the traffic shifted during the search; dropped"
+        else:
+            self._proposal = found
+        return Found(self._proposal, self._why, answer.twin, answer.proposal, detail)
 
     def propose(self, view: CycleView, draft: Draft) -> Found:
         """The current proposal, or why there is none; starts a search when due."""
@@ -82,15 +148,29 @@ class Planner:
         if self._learner.model is None or self._learner.drift is not None:
             draft.note(self._refused)
             return Found(None, Reason.FIT_REFUSED if self._refused else Reason.TOO_LITTLE_DATA)
-        if self._desk.due(view.seen, self._clock.now_s()):
+        if self._due(view.seen):
             draft.note(self._search(view, draft.number))
-        found = self._answered or self._desk.current(view.seen)
+        found = self._answered or self._current(view.seen)
         if found.proposal is None and found.why is Reason.SEARCHING:
             known = remembered(view.seen, self._book.memory.tried, self._bounds(view)[0])
             if known is not None:
                 draft.note("an earlier trial found this setting better under like traffic")
                 return Found(known, found.why)
         return found
+
+    def _current(self, seen: Seen) -> Found:
+        """The proposal, or why there is none; drops one that no longer fits."""
+        proposal = self._proposal
+        if proposal is not None and (proposal.base != seen.setting or differ(proposal.traffic, seen.traffic)):
+            self._proposal, self._why = None, Reason.SEARCHING
+        return Found(self._proposal, self._why)
+
+    def _due(self, seen: Seen) -> bool:
+        """Whether a search could bring news."""
+        if self._searcher.busy:
+            return False
+        aged = self._clock.now_s() - self._job_s >= self._options.search_every_s
+        return aged or self._job_base != seen.setting or differ(self._job_traffic, seen.traffic)
 
     def _bounds(self, view: CycleView) -> tuple[Bounds, frozenset[str]]:
         """Bounds of the search, and the knobs left out for lack of effect."""
@@ -99,18 +179,29 @@ class Planner:
         return searched(seen, self._options.bounds, memory.trust, silent), silent
 
     def _search(self, view: CycleView, number: int) -> str:
+        """Starts a search; returns what to note about it."""
         seen, fit, memory = view.seen, self._learner.accepted, self._book.memory
         assert fit is not None
         bounds, silent = self._bounds(view)
         if not bounds:
             return "no knob of this engine may move: check its envelope and the configured bounds"
         job = make_job(seen, self._options, fit, bounds, memory.tried, number)
-        notes = [self._desk.ask(job, seen, self._clock.now_s())]
+        # Noted first, so that a failed start is retried when due and not in every cycle.
+        self._job_s, self._job_base, self._job_traffic = self._clock.now_s(), seen.setting, seen.traffic
+        self._ran_base, self._job_bounds, self._discard = job.base, job.bounds, False
+        notes = []
+        try:
+            self._searcher.ask(job)
+            if self._proposal is None:
+                self._why = Reason.SEARCHING
+        except WorkerError as error:
+            self._why = Reason.WORKER_FAILED
+            notes.append(one_line(f"{error.fault.value}: {error}"))
         if silent:
             notes.append(f"no effect seen of {', '.join(sorted(silent))}: not searched")
         if seen.ceiling_tokens is not None:
             notes.append(f"the set budget is not in force, steps show {seen.ceiling_tokens} tokens")
-        return "; ".join(note for note in notes if note)
+        return "; ".join(notes)
 
     def _no_search(self, view: CycleView) -> Reason | None:
         """Why this cycle looks for no proposal; None: it may."""

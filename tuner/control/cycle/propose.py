@@ -1,4 +1,4 @@
-"""Propose: when to search, the job for the child, and whether its answer still holds."""
+"""Propose: the job for the child, and the proposal in its answer. Pure."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -12,14 +12,12 @@ from rooftune.policies.guard import Reason
 from rooftune.policies.request import Boot, Setting
 from rooftune.policies.step_time import StepModel
 from rooftune.tuner.control.cycle.fit import noise_pairs
-from rooftune.tuner.control.cycle.learned import proven, refuted
+from rooftune.tuner.control.cycle.learned import proven
 from rooftune.tuner.control.cycle.observe import Seen, keeps_decodes_moving
-from rooftune.tuner.control.cycle.push import one_line
-from rooftune.tuner.control.job import Job, SearchAnswer, WorkerError
+from rooftune.tuner.control.job import Job, SearchAnswer
 from rooftune.tuner.control.memory import Bounds, Traffic, Tried, Trust, alike, region, setting_of
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.outcome import FitPart, ProposalPart, TwinPart
-from rooftune.tuner.control.ports import Searcher
 from rooftune.tuner.control.searcher.window import window_part
 from rooftune.tuner.model.intervals import model_draws
 from rooftune.tuner.search.lessons import LiveResult
@@ -204,96 +202,5 @@ def remembered(seen: Seen, tried: tuple[Tried, ...], bounds: Bounds) -> Proposal
     return Proposal(setting, seen.setting, known.observed_gain, known.half_width, True, seen.traffic, known.attainment)
 
 
-def _differ(before: Traffic | None, now: Traffic | None) -> bool:
+def differ(before: Traffic | None, now: Traffic | None) -> bool:
     return before is not None and now is not None and not alike(before, now)
-
-
-class SearchDesk:
-    """Holds at most one running search and one proposal. now_s: on the controller's clock."""
-
-    def __init__(self, searcher: Searcher, options: LoopOptions) -> None:
-        self._searcher, self._options = searcher, options
-        self._job_s = -math.inf
-        self._job_base: Setting | None = None
-        self._ran_base: Setting | None = None  # see ``effective``
-        self._job_traffic: Traffic | None = None
-        self._job_bounds: Bounds = {}
-        self._discard = False
-        self.proposal: Proposal | None = None
-        self._why: Reason = Reason.SEARCHING
-
-    def forget(self) -> None:
-        """Drops job and proposal: the engine restarted or its model changed."""
-        self._discard = self._searcher.busy
-        self._job_s = -math.inf
-        self._job_base = None
-        self.proposal = None
-
-    def harvest(self, seen: Seen, tried: tuple[Tried, ...]) -> Found | None:
-        """Takes the child's answer; None without one."""
-        try:
-            answer = self._searcher.answer()
-        except WorkerError as error:
-            self.proposal, self._why = None, Reason.WORKER_FAILED
-            return Found(None, self._why, detail=one_line(f"{error.fault.value}: {error}"))
-        if answer is None:
-            return None
-        if self._discard or self._job_base != seen.setting:
-            self._discard, self._job_s = False, -math.inf
-            return None
-        return self._judge(answer, seen, tried)
-
-    def _judge(self, answer: SearchAnswer, seen: Seen, tried: tuple[Tried, ...]) -> Found:
-        self.proposal, detail = None, ""
-        try:
-            found = proposal_of(answer, seen.setting, self._job_traffic, self._ran_base)
-        except InputError as error:
-            self._why = Reason.WORKER_FAILED
-            return Found(None, self._why, answer.twin, None, one_line(str(error)))
-        if answer.proposal is None:
-            self._why = Reason.TWIN_NOT_TRUSTED
-        elif found is None:
-            self._why = Reason.NULL_RESULT
-        elif wrong := outside(found.setting, seen.setting, self._job_bounds):
-            self._why = Reason.WORKER_FAILED
-            detail = f"the child's {', '.join(wrong)} lies outside the searched bounds; dropped"
-        elif refuted(found.setting, tried, self._job_traffic):
-            self._why = Reason.NULL_RESULT
-            detail = "a live trial of this proposal under like traffic was not better"
-        elif _differ(found.traffic, seen.traffic):
-            self._why = Reason.SEARCHING
-            detail = "the traffic shifted during the search; dropped"
-        else:
-            self.proposal = found
-        return Found(self.proposal, self._why, answer.twin, answer.proposal, detail)
-
-    def current(self, seen: Seen) -> Found:
-        """The proposal, or why there is none; drops one that no longer fits."""
-        proposal = self.proposal
-        if proposal is not None and (proposal.base != seen.setting or _differ(proposal.traffic, seen.traffic)):
-            proposal = self.proposal = None
-            self._why = Reason.SEARCHING
-        return Found(proposal, self._why)
-
-    def due(self, seen: Seen, now_s: float) -> bool:
-        """Whether a search could bring news."""
-        if self._searcher.busy:
-            return False
-        aged = now_s - self._job_s >= self._options.search_every_s
-        return aged or self._job_base != seen.setting or _differ(self._job_traffic, seen.traffic)
-
-    def ask(self, job: Job, seen: Seen, now_s: float) -> str:
-        """Starts a search; returns why it failed to start, "" otherwise."""
-        if self._searcher.busy:
-            return ""
-        # Noted first, so that a failed start is retried when due and not in every cycle.
-        self._job_s, self._job_base, self._job_traffic = now_s, seen.setting, seen.traffic
-        self._ran_base, self._job_bounds, self._discard = job.base, job.bounds, False
-        try:
-            self._searcher.ask(job)
-        except WorkerError as error:
-            self._why = Reason.WORKER_FAILED
-            return one_line(f"{error.fault.value}: {error}")
-        if self.proposal is None:
-            self._why = Reason.SEARCHING
-        return ""
