@@ -20,7 +20,6 @@ from rooftune.tuner.control.cycle.observe import Holder
 from rooftune.tuner.control.cycle.observer import CycleView, actor_of
 from rooftune.tuner.control.cycle.propose import Found
 from rooftune.tuner.control.cycle.push import Sent, push_request, send
-from rooftune.tuner.control.cycle.trials import Trials
 from rooftune.tuner.control.memory import Trial, knobs_of, setting_of
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.outcome import RecordParts
@@ -30,20 +29,51 @@ from rooftune.tuner.control.state.file import StoreError
 from rooftune.tuner.ports.base import Port, PortError
 
 
-class OperatorRequests:
-    """Carries out what an operator requested and marks it done."""
+def _text(words: str) -> str:
+    """Operator's words as the protocol allows them: one line, at most 200 characters, not empty."""
+    return printable(" ".join(words.split()), "")[:200] or "not stated"
 
-    def __init__(self, port: Port, store: Store, trials: Trials) -> None:
-        self._port, self._store, self._trials = port, store, trials
 
-    def do(self, view: CycleView, draft: Draft) -> Decision | None:
+# For these reasons the controller lets its lease expire: it cannot see the engine or must not hold it.
+_BLIND = frozenset({Reason.METRICS_STALE, Reason.BLOCKED_AFTER_REVERT, Reason.HELD_BY_OTHER})
+
+# Rollbacks for these reasons do not show that the trial was worse.
+_NO_VERDICT = frozenset({Reason.INCONCLUSIVE_TOO_LONG, Reason.EXPLORATION_BUDGET, Reason.ABORT_STORM})
+
+# A record's "always": JSON has no infinity.
+SINCE_EVER_S = -1e12
+
+
+class Actor:
+    """Sends the cycle's request; books a push before it leaves."""
+
+    def __init__(self, port: Port, store: Store, book: Book, learner: Learner, options: LoopOptions) -> None:
+        self._port, self._store, self._book, self._learner, self._options = port, store, book, learner, options
+        self._name = actor_of(store)
+
+    def act(self, view: CycleView, found: Found, decision: Decision, draft: Draft) -> Decision:
+        """Carries out the decision; a refusal or fault becomes the cycle's reason. Raises StoreError."""
+        done = self._requested(view, draft)
+        if done is not None:
+            return done
+        if not self._options.live:
+            return decision
+        if decision.action is Action.PUSH:
+            return self._push(view, found, decision, draft)
+        if decision.action is Action.REVERT:
+            return self._go_back(view, decision, draft)
+        return self._hold(view, decision, draft)
+
+    # --- operator's requests ---
+
+    def _requested(self, view: CycleView, draft: Draft) -> Decision | None:
         """Carries out the pending request; returns the cycle's end for a revert, done or failed."""
         if view.revert is not None:
             request = view.revert
             sent = self._revert(request)
             if sent.reason is not None:
                 return Decision(Action.HOLD, sent.reason, detail=f"the requested revert was not done: {sent.detail}")
-            self._trials.stopped(view.seen.reading, view.day)
+            self._book.stopped(view.seen.reading, view.day)
             if sent.revision is not None and not view.seen.state.blocked:
                 operator.note_own_block(self._store, view.seen.state.boot_id, sent.revision, request)
             operator.mark_done(self._store, request)
@@ -67,7 +97,7 @@ class OperatorRequests:
         operator.mark_done(self._store, request)
         return f"resumed for {request.actor}"
 
-    def revert(self, draft: Draft) -> Decision | None:
+    def revert_requested(self, draft: Draft) -> Decision | None:
         """A requested revert in a cycle that failed before it got there: it needs no rows and no model. None when there
         is no request, or it failed too."""
         try:
@@ -88,49 +118,6 @@ class OperatorRequests:
     def _revert(self, request: operator.OperatorRequest) -> Sent:
         actor, reason = _text(request.actor), _text(request.reason)
         return send(self._port, wire.RevertRequest(actor=actor, reason=reason, block=True))
-
-
-def _text(words: str) -> str:
-    """Operator's words as the protocol allows them: one line, at most 200 characters, not empty."""
-    return printable(" ".join(words.split()), "")[:200] or "not stated"
-
-
-# For these reasons the controller lets its lease expire: it cannot see the engine or must not hold it.
-_BLIND = frozenset({Reason.METRICS_STALE, Reason.BLOCKED_AFTER_REVERT, Reason.HELD_BY_OTHER})
-
-# Rollbacks for these reasons do not show that the trial was worse.
-_NO_VERDICT = frozenset({Reason.INCONCLUSIVE_TOO_LONG, Reason.EXPLORATION_BUDGET, Reason.ABORT_STORM})
-
-# A record's "always": JSON has no infinity.
-SINCE_EVER_S = -1e12
-
-
-class Actor:
-    """Sends the cycle's request; books a push before it leaves."""
-
-    def __init__(
-        self, port: Port, store: Store, book: Book, trials: Trials, learner: Learner, options: LoopOptions
-    ) -> None:
-        self._port, self._store, self._book, self._trials = port, store, book, trials
-        self._learner, self._options = learner, options
-        self._name, self._operator = actor_of(store), OperatorRequests(port, store, trials)
-
-    def act(self, view: CycleView, found: Found, decision: Decision, draft: Draft) -> Decision:
-        """Carries out the decision; a refusal or fault becomes the cycle's reason. Raises StoreError."""
-        done = self._operator.do(view, draft)
-        if done is not None:
-            return done
-        if not self._options.live:
-            return decision
-        if decision.action is Action.PUSH:
-            return self._push(view, found, decision, draft)
-        if decision.action is Action.REVERT:
-            return self._go_back(view, decision, draft)
-        return self._hold(view, decision, draft)
-
-    def revert_requested(self, draft: Draft) -> Decision | None:
-        """See ``OperatorRequests.revert``."""
-        return self._operator.revert(draft)
 
     # --- push ---
 
@@ -153,20 +140,20 @@ class Actor:
             stride=setting != found.proposal.setting,
             traffic=seen.traffic,
         )
-        self._trials.begin(trial, seen.window)
+        self._book.begin(trial, seen.window)
         try:
             self._store.note_push(draft.number, json.dumps(moved))
             self._book.save()
             sent = self._stopped(seen.state.revision) or send(self._port, request)
         except StoreError:
-            self._trials.never_left()
+            self._book.never_left()
             raise
         if sent.reason is None:
             draft.put(**self._leased(sent))
             draft.put(pushed=moved, in_force=knobs_of(setting))
             return decision
         if not sent.unknown:
-            self._trials.never_left()
+            self._book.never_left()
             return Decision(Action.HOLD, sent.reason, setting, sent.detail)
         # The push may have arrived: the next reading shows it, and the book holds its trial.
         return Decision(Action.HOLD, sent.reason, setting, f"the push may have arrived: {sent.detail}")
@@ -192,7 +179,7 @@ class Actor:
         why = f"cycle {draft.number}: {decision.reason.value}"
         verdict = Verdict.INCONCLUSIVE if decision.reason in _NO_VERDICT else Verdict.WORSE
         condemned = view.standing.kept if decision.reason is Reason.OPERATOR_THRESHOLD else None
-        self._trials.take_back(trial, condemned, view.checked, verdict)
+        self._book.take_back(trial, condemned, view.checked, verdict)
         if target == seen.boot:
             sent = send(self._port, wire.RevertRequest(actor=self._name, reason=why, block=False))
         else:
@@ -206,7 +193,7 @@ class Actor:
         )
         draft.put(**left)
         draft.put(in_force=knobs_of(target))
-        self._trials.taken_back(seen.reading, view.day, view.wall_s)
+        self._book.taken_back(seen.reading, view.day, view.wall_s)
         return replace(decision, setting=None)
 
     # --- hold ---

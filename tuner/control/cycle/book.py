@@ -2,17 +2,41 @@
 
 from typing import Unpack
 
-from rooftune.tuner.control.memory import Memory, MemoryChanges, Moved, Trust, recall, remember
+from rooftune.policies.verify import Verdict
+from rooftune.tuner.control.cycle.verify import Checked
+from rooftune.tuner.control.memory import (
+    MOST_TRIED,
+    Kept,
+    Memory,
+    MemoryChanges,
+    Moved,
+    Strides,
+    Trial,
+    Tried,
+    Trust,
+    recall,
+    remember,
+)
 from rooftune.tuner.control.ports import Store
+from rooftune.tuner.observe.protocol import Reading
+from rooftune.tuner.observe.window import Window
 
 
 class Book:
-    """memory: the current value, saved or not."""
+    """memory: the current value, saved or not. day: in the operator's zone; its exploration budget pays for a trial
+    that ends.
+
+    A rollback takes two calls: ``take_back`` before the request and ``taken_back`` after the engine's answer. When the
+    answer is lost, the next reading finds the trial ``gone`` and its verdict is still known.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._memory: Memory | None = None
         self._saved: Memory | None = None
+        self._before: tuple[int, Window] | None = None
+        self._moved_before: Moved | None = None
+        self._going_back: tuple[Trial, Checked | None, Verdict] | None = None
 
     @property
     def memory(self) -> Memory:
@@ -45,3 +69,117 @@ class Book:
     def moved(self, boot_id: str, at_s: float) -> None:
         """Notes that we changed the setting; at_s: on the engine's clock."""
         self.change(moved=Moved(boot_id=boot_id, at_s=at_s))
+
+    # --- trials ---
+
+    def begin(self, trial: Trial, window: Window) -> None:
+        """Call before sending the push. window: the rows before it, which a restart loses."""
+        self._moved_before = self.memory.moved
+        self.change(trial=trial)
+        self.moved(trial.boot_id, trial.began_s)
+        self._before = (trial.push_cycle, window)
+
+    def never_left(self) -> None:
+        """The push that ``begin`` noted was not sent or was refused: no cost, no change."""
+        self.change(trial=None, moved=self._moved_before)
+
+    def rows_before(self, trial: Trial, now: Window) -> Window:
+        """The rows at the push; for a push by an earlier run those in the current window."""
+        if self._before is None or self._before[0] != trial.push_cycle:
+            self._before = (trial.push_cycle, now)
+        return self._before[1]
+
+    def strides(self, trial: Trial, checked: Checked) -> Strides:
+        """The strides up to this trial, with its own gain once that is measured."""
+        kept = self.memory.kept
+        strides = Strides(start=trial.before)
+        if kept is not None and kept.boot_id == trial.boot_id and kept.setting == trial.before:
+            strides = kept.strides or Strides(start=kept.setting, start_cycle=kept.push_cycle)
+        found = checked.matched
+        return strides if found is None else strides.onward(found.gain, found.half_width)
+
+    def keep(self, trial: Trial, checked: Checked, day: str, wall_s: float) -> None:
+        """Ends a good trial; its setting stays."""
+        self._end(trial, checked, checked.judgement.verdict, day, wall_s)
+
+    def take_back(self, trial: Trial | None, kept: Kept | None, checked: Checked | None, verdict: Verdict) -> None:
+        """Call before sending the request. kept: a kept setting that crossed an operator's threshold and so counts as
+        worse from now on."""
+        self._going_back = None if trial is None else (trial, checked, verdict)
+        if trial is None and kept is not None:
+            worse = {"verdict": Verdict.WORSE.value}
+            tried = self.memory.tried
+            marked = (one.model_copy(update=worse) if one.setting == kept.setting else one for one in tried)
+            self.change(tried=tuple(marked))
+
+    def taken_back(self, reading: Reading, day: str, wall_s: float) -> None:
+        """The engine confirmed what ``take_back`` announced."""
+        if self._going_back is None:
+            return self.stopped(reading, day)
+        self._end(*self._going_back, day, wall_s)
+        self.moved(reading.boot_id, reading.now_s)
+
+    def stopped(self, reading: Reading, day: str) -> None:
+        """Our setting left force without a lesson: an operator's revert, or a kept setting's rollback."""
+        self._book_cost(day)
+        self.change(kept=None)
+        self.moved(reading.boot_id, reading.now_s)
+
+    def gone(self, trial: Trial, reading: Reading, day: str, wall_s: float) -> Verdict | None:
+        """Ends a trial that is no longer in force; returns its verdict if it had one."""
+        if self._going_back is None or self._going_back[0].push_cycle != trial.push_cycle:
+            self._book_cost(day)
+            return None
+        verdict = self._going_back[2]
+        self.taken_back(reading, day, wall_s)  # our revert arrived; only its answer was lost
+        return verdict
+
+    def _book_cost(self, day: str) -> None:
+        account = self.memory.account.with_spent(day, self.memory.running_slo_s)
+        self._before = self._going_back = None
+        self.change(trial=None, account=account, running_slo_s=0.0)
+
+    def _end(self, trial: Trial, checked: Checked | None, verdict: Verdict, day: str, wall_s: float) -> None:
+        """Books the lessons about setting and twin, and whether the setting stays."""
+        trust = self.memory.trust
+        judged = checked is not None and checked.matched is not None and checked.matched.matched
+        if not trial.stride and judged and checked is not None:
+            trust = trust.after(checked.judgement.prediction_held)
+        elif verdict is Verdict.WORSE:
+            trust = trust.after(False)
+        self._book_cost(day)
+        tried = _tried(trial, checked, verdict, wall_s)
+        self.change(trust=trust, tried=(*self.memory.tried, *tried)[-MOST_TRIED:])
+        if checked is not None and (verdict is Verdict.BETTER or (trial.stride and checked.passed)):
+            strides = self.strides(trial, checked)
+            kept = Kept(boot_id=trial.boot_id, setting=trial.after, push_cycle=trial.push_cycle)
+            self.change(kept=kept.model_copy(update={"strides": None if strides.won else strides}))
+        elif checked is not None and checked.lost_strides is not None:
+            start, cycle = checked.lost_strides.start, checked.lost_strides.start_cycle
+            kept_before = None if cycle is None else Kept(boot_id=trial.boot_id, setting=start, push_cycle=cycle)
+            self.change(kept=kept_before)
+
+
+def _tried(trial: Trial, checked: Checked | None, verdict: Verdict, wall_s: float) -> list[Tried]:
+    """The trial for later searches; empty when its traffic is unknown."""
+    if trial.traffic is None or (trial.stride and verdict is not Verdict.WORSE):
+        return []
+    found = checked.matched if checked is not None else None
+    part = checked.part if checked is not None else None
+    share = found.after if found is not None and 0.0 <= found.after <= 1.0 else None
+    return [
+        Tried(
+            before=trial.before,
+            setting=trial.after,
+            traffic=trial.traffic,
+            verdict=verdict.value,
+            predicted_gain=trial.predicted_gain,
+            observed_gain=part.observed_gain if part is not None else None,
+            half_width=part.half_width if part is not None else None,
+            attainment=share,
+            goodput_rps=None if share is None else share * trial.traffic.rate_rps,
+            requests=checked.requests if checked is not None else 0,
+            predicted_attainment=trial.predicted_attainment,
+            wall_s=wall_s,
+        )
+    ]

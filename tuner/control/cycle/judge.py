@@ -12,7 +12,6 @@ from rooftune.tuner.control.cycle.fit import Learner
 from rooftune.tuner.control.cycle.observe import Holder
 from rooftune.tuner.control.cycle.observer import CycleView
 from rooftune.tuner.control.cycle.propose import Found
-from rooftune.tuner.control.cycle.trials import Trials
 from rooftune.tuner.control.cycle.verify import PACE_RATIO, Checked, Terms, check
 from rooftune.tuner.control.memory import Trial
 from rooftune.tuner.control.options import LoopOptions
@@ -23,17 +22,17 @@ REVERT_CYCLES = 2.0
 
 
 class Judge:
-    def __init__(self, book: Book, trials: Trials, learner: Learner, options: LoopOptions) -> None:
-        self._book, self._trials, self._learner, self._options = book, trials, learner, options
+    def __init__(self, book: Book, learner: Learner, options: LoopOptions) -> None:
+        self._book, self._learner, self._options = book, learner, options
         self._terms = Terms(options.settle_s, options.harm_requests, options.min_requests)
 
     def check(self, view: CycleView, draft: Draft) -> CycleView:
         """The view with the verdict on the trial in force; a good verdict ends the trial."""
         trial, seen, book = view.standing.trial, view.seen, self._book
         if trial is not None:
-            before = self._trials.rows_before(trial, seen.window)
+            before = book.rows_before(trial, seen.window)
             checked = check(trial, before, seen, self._options.thresholds, self._terms, self._learner.model)
-            checked = checked.on(self._trials.strides(trial, checked))
+            checked = checked.on(book.strides(trial, checked))
             book.change(running_slo_s=self._cost_slo_s(trial, checked))
             draft.put(verify=checked.part)
             if max(checked.pace_ratio, 1.0 / checked.pace_ratio) > PACE_RATIO:
@@ -46,7 +45,7 @@ class Judge:
                 trial = trial.model_copy(update={"before": checked.lost_strides.start})
                 view = replace(view, standing=replace(view.standing, trial=trial))
             if checked.keeps:
-                self._trials.keep(trial, checked, view.day, view.wall_s)
+                book.keep(trial, checked, view.day, view.wall_s)
                 view = replace(view, standing=replace(view.standing, trial=None, kept=book.memory.kept))
         draft.put(spent_slo_s=book.spent_slo_s(view.day), trust=book.memory.trust.ratio)
         return view

@@ -22,7 +22,6 @@ from rooftune.tuner.control.cycle.judge import Judge
 from rooftune.tuner.control.cycle.observer import Observer, Reader
 from rooftune.tuner.control.cycle.plan import Planner
 from rooftune.tuner.control.cycle.push import fault_reason, one_line
-from rooftune.tuner.control.cycle.trials import Trials
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.outcome import CycleRecord, Stage
 from rooftune.tuner.control.ports import Searcher, Store
@@ -54,11 +53,11 @@ class Controller:
         self._publish, self._after_stage = publish, after_stage
         self._number = 0
         book, learner = Book(store), Learner(options.seed)
-        self._book, trials = book, Trials(book)
-        self._observer = Observer(reader, store, book, trials, learner, options, clock, deploying)
+        self._book = book
+        self._observer = Observer(reader, store, book, learner, options, clock, deploying)
         self._planner = Planner(searcher, book, learner, options, clock)
-        self._judge = Judge(book, trials, learner, options)
-        self._actor = Actor(port, store, book, trials, learner, options)
+        self._judge = Judge(book, learner, options)
+        self._actor = Actor(port, store, book, learner, options)
 
     def cycle(self) -> CycleRecord:
         """Runs one cycle. Failures of engine, child, disk or traffic end in the record, not in an exception."""

@@ -16,7 +16,6 @@ from rooftune.tuner.control.cycle.book import Book
 from rooftune.tuner.control.cycle.draft import Draft
 from rooftune.tuner.control.cycle.fit import Learner
 from rooftune.tuner.control.cycle.observe import Holder, Seen, Standing, beyond, boot_of, setting_in_force, standing_of
-from rooftune.tuner.control.cycle.trials import Trials
 from rooftune.tuner.control.cycle.verify import MOST_BEFORE, Checked
 from rooftune.tuner.control.figures import figures, judgeable
 from rooftune.tuner.control.memory import knobs_of
@@ -72,14 +71,13 @@ class Observer:
         reader: Reader,
         store: Store,
         book: Book,
-        trials: Trials,
         learner: Learner,
         options: LoopOptions,
         clock: Clock,
         deploying: Callable[[], bool],
     ) -> None:
         self._reader, self._store, self._book, self._learner = reader, store, book, learner
-        self._trials, self._options, self._clock, self._deploying = trials, options, clock, deploying
+        self._options, self._clock, self._deploying = options, clock, deploying
         self._actor = actor_of(store)
         self._window = Window(max(options.window_s, MOST_BEFORE * options.verify_s))
         self._before: Seen | None = None
@@ -160,7 +158,7 @@ class Observer:
             # Shadow mode owns nothing: a lease that an earlier run left expires.
             standing = replace(standing, trial=None, kept=None, foreign=False, dropped=self._book.memory.trial)
         if standing.dropped is not None:
-            verdict = self._trials.gone(standing.dropped, reading, day, wall_s)
+            verdict = self._book.gone(standing.dropped, reading, day, wall_s)
             words = "no verdict" if verdict is None else f"it was {verdict.value}"
             draft.note(f"the push of cycle {standing.dropped.push_cycle} is no longer in force; {words}")
         if standing.kept is None and standing.trial is None and self._book.memory.kept is not None:
