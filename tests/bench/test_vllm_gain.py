@@ -12,7 +12,7 @@ from rooftune.policies import wire
 from rooftune.policies.errors import RefusedError
 from rooftune.tuner.bench import vllm_gain
 from rooftune.tuner.bench.live_gain import Size, Swept, Tuned, config_of, targets
-from rooftune.tuner.bench.live_gain_rounds import Listed, Round
+from rooftune.tuner.bench.live_gain_rounds import Round
 from rooftune.tuner.bench.vllm_bed import BOOT_TOKENS, DEFAULT
 from rooftune.tuner.bench.vllm_gain import (
     FULL,
@@ -24,6 +24,7 @@ from rooftune.tuner.bench.vllm_gain import (
 )
 from rooftune.tuner.config import load_config
 from rooftune.tuner.control.outcome import CycleRecord
+from rooftune.tuner.traffic.workload import Traffic
 from tests.control.cycle_records import hold, push
 from tests.ports.samples import state
 
@@ -32,7 +33,7 @@ KILLED = Killed(DEFAULT._replace(step_tokens=128), 12.0, 12.4)
 
 
 def swept(attainment: tuple[tuple[float, ...], ...] = ((0.5, 0.9), (0.5, 0.7))) -> Swept:
-    requests = Listed(np.arange(N) / 2.0, np.full(N, 100.0), np.full(N, 10.0))
+    requests = Traffic(np.arange(N) / 2.0, np.full(N, 100), np.full(N, 10), *np.zeros((2, N), dtype=np.int64))
     settings = (DEFAULT, DEFAULT._replace(step_tokens=128))
     return Swept(requests, 0.2, 0.05, settings, attainment, 0.7)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rooftune.tuner.bench.vllm_bed import Busy, busy, others_cpus
+from tests.bench.vllm_prediction import Busy, busy, others_cpus
 
 
 def proc(folder: Path, everybody: int, ticks: dict[int, tuple[int, int]]) -> Path:

@@ -47,10 +47,7 @@ SETTING = Setting(512, max_running=64)
 
 
 def made_traffic(span_s: float = 20.0) -> Traffic:
-    made = listed(Sizes((20, 120), (1000, 3000), (8, 64)), 8.0, span_s, seed=5)
-    nothing = np.zeros(len(made), dtype=np.int64)
-    prompts, outputs = made.prompt_tokens.astype(np.int64), made.output_tokens.astype(np.int64)
-    return Traffic(made.arrival_s - made.arrival_s[0], prompts, outputs, nothing, nothing)
+    return listed(Sizes((20, 120), (1000, 3000), (8, 64)), 8.0, span_s, seed=5)
 
 
 def rows_of(run: RunResult, traffic: Traffic) -> tuple[StepRows, RequestRows]:

@@ -7,9 +7,11 @@ caps are predicted on the same list, and only then pushed and measured, twice, t
 """
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 
@@ -17,13 +19,14 @@ from rooftune.policies.commands import Figure
 from rooftune.policies.errors import UnreachableError
 from rooftune.policies.request import Boot, Setting
 from rooftune.policies.wire import State
-from rooftune.tuner.bench.children import Talker
-from rooftune.tuner.bench.live_gain_rounds import Bed, Listed, Sizes, listed
-from rooftune.tuner.bench.vllm_bed import DEFAULT, FIRST_SPAN_S, busy, open_ground, others_cpus
+from rooftune.tuner.bench.children import PROC, Talker, children_of, cost_of
+from rooftune.tuner.bench.live_gain_rounds import Bed, Sizes, listed
+from rooftune.tuner.bench.vllm_bed import DEFAULT, FIRST_SPAN_S, open_ground
 from rooftune.tuner.model.samples import join
 from rooftune.tuner.observe.protocol import ProtocolReader
 from rooftune.tuner.observe.rows import RequestRows, StepRows
 from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.traffic.workload import Traffic
 from tests.bench.vllm_prediction_twin import (
     Values,
     figures_of,
@@ -103,7 +106,7 @@ class Watched:
         self.bed = bed
         self._reader = ProtocolReader(bed.port)
 
-    def round(self, client: Talker, requests: Listed) -> Rows:
+    def round(self, client: Talker, requests: Traffic) -> Rows:
         """The list once. Raises UnreachableError when the engine's rings lost a row of it."""
         self._rows()
         before = busy()
@@ -222,3 +225,44 @@ def _summary(rows: list[Judged], suffix: str) -> Iterator[Figure]:
 def name_of(setting: Setting) -> str:
     """``b512`` or ``b2048_cap128``."""
     return f"b{setting.step_tokens}" + (f"_cap{setting.chunk_cap_tokens}" if setting.chunk_cap_tokens else "")
+
+
+# How much of the machine other processes took while a round ran. On two cores a step beside them is a longer one, and a
+# long step meets them more surely than a short one, which no fit of the steps before can know.
+
+
+@dataclass(frozen=True)
+class Busy:
+    """At one instant: time_s on a monotonic clock, CPU seconds spent so far by all processes, and by this one and its
+    children."""
+
+    time_s: float
+    all_s: float
+    ours_s: float
+
+
+def busy(proc: Path = PROC, pid: int | None = None) -> Busy | None:
+    """None where the system does not tell (no /proc)."""
+    try:
+        words = (proc / "stat").read_text().split("\n", 1)[0].split()
+    except OSError:
+        return None
+    tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
+    user, nice, system, _idle, _wait, *interrupts = map(int, words[1:9])
+    everything = user + nice + system + sum(interrupts)  # a hypervisor's share, the last of them, is lost to us as well
+    return Busy(time.monotonic(), everything * tick_s, _ours_s(proc, os.getpid() if pid is None else pid))
+
+
+def others_cpus(before: Busy | None, after: Busy | None) -> float | None:
+    """CPUs that others kept busy between two instants, on average."""
+    if before is None or after is None or after.time_s <= before.time_s:
+        return None
+    spent_s = (after.all_s - before.all_s) - (after.ours_s - before.ours_s)
+    return max(0.0, spent_s / (after.time_s - before.time_s))
+
+
+def _ours_s(proc: Path, pid: int) -> float:
+    """Of ``pid`` and all below it that live."""
+    cost = cost_of(pid, proc)
+    below_s = sum(_ours_s(proc, child) for child in children_of(pid, proc))
+    return below_s + (0.0 if cost is None else cost.cpu_s)

@@ -19,10 +19,11 @@ from rooftune.policies.guard import GuardLimits
 from rooftune.policies.quantiles import quantile
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo, Target
-from rooftune.tuner.bench.live_gain_rounds import Listed, Sizes, at_once, best_of, listed, ratio_interval
+from rooftune.tuner.bench.live_gain_rounds import Sizes, at_once, best_of, listed, ratio_interval
 from rooftune.tuner.control.outcome import CycleRecord
 from rooftune.tuner.control.searcher.run import run_job
 from rooftune.tuner.observe.rows import FINISHED, BoolArray, FloatArray, RequestRows
+from rooftune.tuner.traffic.workload import Traffic as Requests
 from tests.control.doubles import Rig, options, rig
 from tests.control.live import BOOT, LiveEngine, Traffic
 
@@ -41,7 +42,7 @@ NOISE = 0.05
 class Again(Traffic):
     """The list repeated, with a rest before each round in which the queue runs empty."""
 
-    requests_: Listed = None  # type: ignore[assignment]  # always given; the base has defaults
+    requests_: Requests = None  # type: ignore[assignment]  # always given; the base has defaults
 
     def requests(self, seed: int, from_s: float = 0.0) -> Iterator[tuple[float, int, int]]:
         rows = self.requests_
@@ -61,7 +62,7 @@ def noisy(seed: int) -> LiveEngine:
     return LiveEngine(after_step=vary, seed=seed)
 
 
-def engine_with(requests: Listed, seed: int) -> LiveEngine:
+def engine_with(requests: Requests, seed: int) -> LiveEngine:
     engine = noisy(seed)
     engine.carry(Again(requests_=requests))
     return engine
@@ -86,7 +87,7 @@ class Rounds:
         return (self.ttft_s <= ttft_s) & (self.gap_s <= gap_s)
 
 
-def rounds_of(engine: LiveEngine, requests: Listed, rounds: int) -> Rounds:
+def rounds_of(engine: LiveEngine, requests: Requests, rounds: int) -> Rounds:
     """Whole rounds, requests by arrival, which is the list's order."""
     rows = rows_of(engine)
     assert (rows.ended == FINISHED).all()
@@ -104,7 +105,7 @@ def push(engine: LiveEngine, setting: Setting) -> None:
     assert isinstance(engine.running.push(request), wire.PushAnswer)
 
 
-def one_round(requests: Listed, seed: int, setting: Setting = BOOT) -> Rounds:
+def one_round(requests: Requests, seed: int, setting: Setting = BOOT) -> Rounds:
     engine = engine_with(requests, seed)
     if setting != BOOT:
         push(engine, setting)
@@ -116,7 +117,7 @@ def one_round(requests: Listed, seed: int, setting: Setting = BOOT) -> Rounds:
 
 
 @cache
-def fixed_list() -> Listed:
+def fixed_list() -> Requests:
     """At 72 % of the greatest rate of the default."""
     first = listed(SIZES, 4.0, ROUND_S, seed=1)
     engine = engine_with(at_once(first), 1)

@@ -27,7 +27,6 @@ from rooftune.policies.request import Setting
 from rooftune.tuner.bench.children import Child, Children, run_to_end
 from rooftune.tuner.bench.live_gain_rounds import (
     Bed,
-    Listed,
     Round,
     Sizes,
     best_of,
@@ -39,6 +38,7 @@ from rooftune.tuner.bench.live_gain_rounds import (
 from rooftune.tuner.control.outcome import CycleRecord
 from rooftune.tuner.control.state.store import StateFile
 from rooftune.tuner.observe.rows import BoolArray, FloatArray
+from rooftune.tuner.traffic.workload import Traffic
 
 T = TypeVar("T")
 BOOT_TOKENS = 2048
@@ -121,7 +121,7 @@ def _bed(children: Children, work: Path, model: str) -> Bed:
 class Swept:
     """requests: the list; ttft_s, gap_s: targets; attainment: [repeat][setting]; load: of the greatest rate."""
 
-    requests: Listed
+    requests: Traffic
     ttft_s: float
     gap_s: float
     settings: tuple[Setting, ...]

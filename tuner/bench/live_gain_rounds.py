@@ -3,7 +3,7 @@
 import random
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,24 +14,14 @@ from rooftune.policies.request import Setting
 from rooftune.tuner.bench.children import Children, Served, Talker, serve
 from rooftune.tuner.observe.rows import BoolArray, FloatArray, RequestRows
 from rooftune.tuner.ports.http import HttpPort
+from rooftune.tuner.traffic.file import write_traffic
+from rooftune.tuner.traffic.workload import Traffic
 
 SERVED_NAME = "bench"
 # A first list, to find the engine's greatest rate with.
 FIRST_RPS = 4.0
 LONG_EVERY = 8
 DRAWS = 2000
-
-
-@dataclass(frozen=True)
-class Listed:
-    """The fixed list: arrivals in seconds from its start, tokens in, tokens out, shape (n,) each."""
-
-    arrival_s: FloatArray
-    prompt_tokens: FloatArray
-    output_tokens: FloatArray
-
-    def __len__(self) -> int:
-        return len(self.arrival_s)
 
 
 @dataclass(frozen=True)
@@ -43,29 +33,22 @@ class Sizes:
     answer: tuple[int, int]
 
 
-def listed(sizes: Sizes, rate_rps: float, span_s: float, seed: int) -> Listed:
-    """Poisson arrivals at exactly this mean rate, every eighth prompt a long one; at least two long ones."""
+def listed(sizes: Sizes, rate_rps: float, span_s: float, seed: int) -> Traffic:
+    """A fixed list: Poisson arrivals at exactly this mean rate, every eighth prompt long and at least two of them."""
     chance = random.Random(seed)
     n = max(round(rate_rps * span_s), 2 * LONG_EVERY)
     gaps_s = np.array([chance.expovariate(1.0) for _ in range(n)])
     arrival_s = np.cumsum(gaps_s) * (n / rate_rps / float(gaps_s.sum()))
     long = np.arange(n) % LONG_EVERY == LONG_EVERY - 1
-    prompts = [float(chance.randint(*(sizes.long if one else sizes.short))) for one in long]
-    outputs = [float(chance.randint(*sizes.answer)) for _ in range(n)]
-    return Listed(arrival_s - arrival_s[0], np.array(prompts), np.array(outputs))
+    prompts = [chance.randint(*(sizes.long if one else sizes.short)) for one in long]
+    outputs = [chance.randint(*sizes.answer) for _ in range(n)]
+    none = np.zeros(n, dtype=np.int64)
+    return Traffic(arrival_s - arrival_s[0], np.array(prompts), np.array(outputs), cached_tokens=none, tenant=none)
 
 
-def at_once(requests: Listed) -> Listed:
+def at_once(requests: Traffic) -> Traffic:
     """The same requests, all at the start."""
-    return Listed(np.zeros(len(requests)), requests.prompt_tokens, requests.output_tokens)
-
-
-def csv_of(requests: Listed) -> str:
-    """A traffic file."""
-    lines = ["arrival_s,prompt_tokens,output_tokens"]
-    for at_s, prompt, output in zip(requests.arrival_s, requests.prompt_tokens, requests.output_tokens, strict=True):
-        lines.append(f"{at_s:.4f},{prompt:.0f},{output:.0f}")
-    return "\n".join(lines) + "\n"
+    return replace(requests, arrival_s=np.zeros(len(requests)))
 
 
 @dataclass(frozen=True)
@@ -82,7 +65,7 @@ class Round:
         return (self.ttft_s <= ttft_s) & (self.longest_gap_s <= gap_s)
 
 
-def round_of(rows: RequestRows, requests: Listed) -> Round:
+def round_of(rows: RequestRows, requests: Traffic) -> Round:
     """The rows of one round in the order of the list: by their counts of tokens, and equal ones by arrival.
 
     Raises RefusedError when a request of the list left no row.
@@ -158,16 +141,16 @@ class Bed:
         self.served.child.stop()
         self.port.close()
 
-    def client(self, requests: Listed, name: str = "client") -> Talker:
+    def client(self, requests: Traffic, name: str = "client") -> Talker:
         """A client that knows the list."""
         traffic = self.work / f"{name}.csv"
-        traffic.write_text(csv_of(requests))
+        write_traffic(traffic, requests)
         words = ["-m", "rooftune.tuner.bench.rounds_client", self.served.base, SERVED_NAME, str(traffic)]
         client = self.children.talk(name, words)
         client.hear("ready", START_S)
         return client
 
-    def round(self, client: Talker, requests: Listed) -> Round:
+    def round(self, client: Talker, requests: Traffic) -> Round:
         """The list once, from an empty engine to an empty engine."""
         self._new_rows()
         client.say("go")
@@ -203,7 +186,7 @@ class Bed:
     def shares(
         self,
         client: Talker,
-        requests: Listed,
+        requests: Traffic,
         settings: Sequence[Setting],
         repeats: int,
         targets: tuple[float, float],

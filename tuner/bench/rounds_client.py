@@ -4,7 +4,6 @@ input, at its times, and says "done" when the last answer is there. Answers come
 asks the engine, and this process takes next to none of the machine."""
 
 import asyncio
-import csv
 import json
 import random
 import sys
@@ -12,6 +11,8 @@ import time
 from pathlib import Path
 
 import httpx
+
+from rooftune.tuner.traffic.traces import load_traffic
 
 # Token ids of prompts that every vocabulary has, above the special ones of most.
 IDS = (10, 250)
@@ -43,11 +44,9 @@ def bodies_of(rows: list[tuple[float, int, int]], model: str, chance: random.Ran
 
 
 async def main(url: str, model: str, path: Path) -> None:
-    with path.open(newline="") as file:
-        rows = [
-            (float(row["arrival_s"]), int(row["prompt_tokens"]), int(row["output_tokens"]))
-            for row in csv.DictReader(file)
-        ]
+    traffic = load_traffic(path)
+    columns = (traffic.arrival_s, traffic.prompt_tokens, traffic.output_tokens)
+    rows = list(zip(*(column.tolist() for column in columns), strict=True))
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     chance = random.Random(1)
     async with httpx.AsyncClient(timeout=WAIT_S, limits=limits, trust_env=False) as http:

@@ -18,6 +18,7 @@ import numpy as np
 from rooftune.policies.commands import Figure
 from rooftune.policies.errors import RefusedError
 from rooftune.policies.request import Setting
+from rooftune.tuner.bench import live_gain
 from rooftune.tuner.bench.children import Child
 from rooftune.tuner.bench.live_gain import Size, Swept, Tuned, cells, figures_beside_default, second_half, sweep, tune
 from rooftune.tuner.bench.live_gain_rounds import Bed, Sizes, share_of_best
@@ -37,29 +38,23 @@ def _size(size: Size) -> Size:
 
 
 SHORT = _size(
-    Size(
+    replace(
+        live_gain.SHORT,
         sizes=Sizes((20, 120), (600, 1000), (8, 24)),
         span_s=1.5,
         settings=cells(DEFAULT, (128, 2048), (0,)),
-        repeats=1,
         tuned_rounds=6,
-        default_rounds=1,
-        cadence={"cycle_s": 0.5, "window_s": 12, "search_every_s": 10, "search_requests": 20, "settle_s": 0.3}
-        | {"verify_s": 5, "verify_min_requests": 10, "lease_s": 4},
+        cadence={**live_gain.SHORT.cadence, "search_requests": 20, "verify_min_requests": 10, "lease_s": 4},
         trials=20,
     )
 )
 FULL = _size(
-    Size(
+    replace(
+        live_gain.FULL,
         sizes=Sizes((20, 200), (1000, 3000), (8, 64)),
         span_s=16.0,
         settings=cells(DEFAULT, (64, 128, 256, 512, 1024, 2048), (0, 128, 256)),
-        repeats=2,
-        tuned_rounds=16,
-        default_rounds=3,
-        cadence={"cycle_s": 2, "window_s": 90, "search_every_s": 60, "search_requests": 40, "settle_s": 2}
-        | {"verify_s": 45, "verify_min_requests": 20, "lease_s": 20},
-        trials=80,
+        cadence={**live_gain.FULL.cadence, "lease_s": 20},
     )
 )
 
