@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rooftune.tuner.report import tables, trust, words
-from rooftune.tuner.report.flags import vllm_flags, vllm_flags_before
+from rooftune.tuner.report.flags import flag_notes, vllm_flags_before
 from rooftune.tuner.report.render import html_page, markdown_page, summary
 from tests.report.records import record, trial
 
@@ -129,14 +129,14 @@ def test_summary_has_one_figure_for_before_and_one_for_after() -> None:
 
 def test_flags_before_are_what_stock_vllm_is_started_with() -> None:
     made = record()
-    assert vllm_flags_before(made).text == "--max-num-batched-tokens 2048 --max-num-seqs 256"
-    assert vllm_flags(made, made.best).notes == ()
+    assert " ".join(vllm_flags_before(made)) == "--max-num-batched-tokens 2048 --max-num-seqs 256"
+    assert flag_notes(made.best) == ()
 
 
 def test_policies_are_not_passed_off_as_flags() -> None:
     setting = {"step_tokens": 704, "order_policy": 1, "budget_policy": 2, "max_partial_prefills": 2}
     made = record(best=trial("search", 704, setting=setting))
-    notes = vllm_flags(made, made.best).notes
+    notes = flag_notes(made.best)
     assert len(notes) == 2
     assert "the budget policy and the order policy" in notes[1] and "--max-num-partial-prefills 2" in notes[0]
 

@@ -6,7 +6,6 @@ pool and must never be exceeded; ``max_num_scheduled_tokens`` is the budget in f
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from rooftune.policies.envelope import FOLLOWERS, KNOB_LABELS, KNOBS, Knob, Number
 from rooftune.tuner.record import RunRecord, TrialPart
@@ -18,60 +17,54 @@ _OLD_CAPS = {
 }
 
 
-@dataclass(frozen=True)
-class Flags:
-    """A command line's worth of flags. notes: what the flags alone cannot say, one sentence each."""
-
-    lines: tuple[str, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def text(self) -> str:
-        return " ".join(self.lines)
-
-
 def _hooked(setting: Mapping[str, Number]) -> list[Knob]:
     """The knobs of a setting that no version of vLLM has a flag for; what follows another knob is not named."""
     flagged = {*_FLAGGED, *_OLD_CAPS, *FOLLOWERS}
     return [knob for knob in KNOBS if knob.name in setting and knob.name not in flagged]
 
 
-def vllm_flags(record: RunRecord, trial: TrialPart) -> Flags:
-    """Flags of ``vllm serve`` for one setting, with the room above it that the engine was said to have."""
-    s = trial.setting
-    lines = [
+def vllm_flags(record: RunRecord) -> tuple[str, ...]:
+    """Flags of ``vllm serve`` for the recommendation, with the room above it that the engine was said to have."""
+    s = record.best.setting
+    return (
         f"--max-num-batched-tokens {record.engine.ceiling_tokens}",
         f"--max-num-scheduled-tokens {s['step_tokens']:g}",
         f"--long-prefill-token-threshold {s.get('chunk_cap_tokens', 0):g}",
         f"--max-num-seqs {s.get('max_running', record.engine.max_seqs):g}",
+    )
+
+
+def flag_notes(trial: TrialPart) -> tuple[str, ...]:
+    """What the flags of a setting alone cannot say, one sentence each."""
+    s = trial.setting
+    notes = [
+        f"{flag} {s[name]:g} exists in vLLM 0.12 and 0.20 only; later versions need Rooftune's hook."
+        for name, flag in _OLD_CAPS.items()
+        if s.get(name)
     ]
-    notes: list[str] = []
-    for name, flag in _OLD_CAPS.items():
-        if s.get(name):
-            notes.append(f"{flag} {s[name]:g} exists in vLLM 0.12 and 0.20 only; later versions need Rooftune's hook.")
     hooked = [f"the {knob.label}" for knob in _hooked(s)]
     if hooked:
         notes.append(f"No flag of vLLM sets {' and '.join(hooked)}: Rooftune's hook does, live.")
-    return Flags(tuple(lines), tuple(notes))
+    return tuple(notes)
 
 
 def flag_words(record: RunRecord) -> tuple[str, ...]:
     """What the flags of the recommendation mean, a sentence each: the budget in force, the ceiling, the others."""
     budget, ceiling = record.best.setting["step_tokens"], record.engine.ceiling_tokens
-    said = [
+    sentences = [
         f"The token budget in force is --max-num-scheduled-tokens {budget:g}. vLLM 0.20, 0.27 and 0.32 know this flag; "
         f"0.12 does not: give it --max-num-batched-tokens {budget:g} instead."
     ]
     if ceiling > budget:
-        said.append(
+        sentences.append(
             f"--max-num-batched-tokens {ceiling} is only the ceiling, fixed at start: room to move the budget later "
             "without a restart (Rooftune's hook does that). It costs memory for buffers, and so some KV blocks; "
             f"without that room give --max-num-batched-tokens {budget:g} alone."
         )
-    return (*said, "Keep your other flags (model, port, parallelism) as they are.")
+    return (*sentences, "Keep your other flags (model, port, parallelism) as they are.")
 
 
-def vllm_flags_before(record: RunRecord) -> Flags:
+def vllm_flags_before(record: RunRecord) -> tuple[str, ...]:
     """Flags of the setting in force: what to start with again in order to go back.
 
     A server without ``--max-num-scheduled-tokens`` has its budget as its ceiling.
@@ -81,13 +74,13 @@ def vllm_flags_before(record: RunRecord) -> Flags:
     if s.get("chunk_cap_tokens"):
         lines.append(f"--long-prefill-token-threshold {s['chunk_cap_tokens']:g}")
     lines.append(f"--max-num-seqs {s.get('max_running', record.engine.max_seqs):g}")
-    return Flags(tuple(lines), ())
+    return tuple(lines)
 
 
 def flags_added(record: RunRecord) -> tuple[str, ...]:
     """Names of the flags that the recommendation gives and the setting in force does not."""
-    had = {line.split()[0] for line in vllm_flags_before(record).lines}
-    return tuple(name for line in vllm_flags(record, record.best).lines if (name := line.split()[0]) not in had)
+    had = {line.split()[0] for line in vllm_flags_before(record)}
+    return tuple(name for line in vllm_flags(record) if (name := line.split()[0]) not in had)
 
 
 VLLM_VERSIONS = ("vLLM 0.12", "vLLM 0.20", "vLLM 0.27", "vLLM 0.32")

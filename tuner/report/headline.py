@@ -15,7 +15,7 @@ from rooftune.tuner.report.findings import (
     trade,
     unreachable_words,
 )
-from rooftune.tuner.report.flags import flag_words, flags_added, vllm_flags, vllm_flags_before
+from rooftune.tuner.report.flags import flag_notes, flag_words, flags_added, vllm_flags, vllm_flags_before
 
 
 def answers(record: RunRecord) -> list[tuple[str, list[str]]]:
@@ -141,8 +141,7 @@ def how(record: RunRecord) -> tuple[str, ...]:
     """The flags, and what they mean."""
     if not record.moves:
         return ("Leave the engine as it is.",)
-    flags = vllm_flags(record, record.best)
-    return (f"Start vLLM with {flags.text}", *flag_words(record), *flags.notes)
+    return (f"Start vLLM with {' '.join(vllm_flags(record))}", *flag_words(record), *flag_notes(record.best))
 
 
 def undo(record: RunRecord) -> tuple[str, ...]:
@@ -156,7 +155,7 @@ def undo(record: RunRecord) -> tuple[str, ...]:
     added = flags_added(record)
     without = f", without {' and '.join(added)}" if added else ""
     hook = ", without the hook's policies" if extras(record) else ""
-    back = f"Restart vLLM with {vllm_flags_before(record).text}{without}{hook}"
+    back = f"Restart vLLM with {' '.join(vllm_flags_before(record))}{without}{hook}"
     return (first, back) if record.current_source == "assumed" else (back,)
 
 
