@@ -16,7 +16,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
@@ -64,26 +64,16 @@ def help_of(point: EntryPoint) -> str:
         return ""
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return ""
-    tree = ast.parse(Path(spec.origin).read_bytes())
-    for node in tree.body:
-        if isinstance(node, ast.Assign):
-            targets: Iterable[ast.expr] = node.targets
-        elif isinstance(node, ast.AnnAssign):
-            targets = [node.target]
-        else:
-            continue
-        named = any(isinstance(target, ast.Name) and target.id == point.attr for target in targets)
-        if named and isinstance(node.value, ast.Call):
-            return _help_argument(node.value)
-    return ""
-
-
-def _help_argument(call: ast.Call) -> str:
-    """``help`` is the second argument of ``Command``, or its keyword."""
-    candidates = [keyword.value for keyword in call.keywords if keyword.arg == "help"] + call.args[1:2]
-    for value in candidates:
-        if isinstance(value, ast.Constant) and isinstance(value.value, str):
-            return value.value
+    for node in ast.parse(Path(spec.origin).read_bytes()).body:
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id=point.attr)], value=ast.Call() as call)
+                | ast.AnnAssign(target=ast.Name(id=point.attr), value=ast.Call() as call)
+            ):
+                # ``help`` is the second argument of ``Command``, or its keyword.
+                values = [keyword.value for keyword in call.keywords if keyword.arg == "help"] + call.args[1:2]
+                constants = [value.value for value in values if isinstance(value, ast.Constant)]
+                return next((text for text in constants if isinstance(text, str)), "")
     return ""
 
 

@@ -12,7 +12,7 @@ from rooftune.policies.commands import Command
 from rooftune.policies.errors import InputError, RooftuneError
 from rooftune.tuner.cli.controller.client import add_face_flag, add_state_flags, ask, read_config, state_folder
 from rooftune.tuner.cli.doctor.engine import Place, engine_findings
-from rooftune.tuner.cli.doctor.env import allowlist_line, env_findings
+from rooftune.tuner.cli.doctor.env import env_findings
 from rooftune.tuner.cli.doctor.finding import Check, Finding, bad, exit_code, note, ok
 from rooftune.tuner.cli.flags.values import add_value, flag_of, parse_duration, parse_url
 from rooftune.tuner.clock import Clock, SystemClock
@@ -20,7 +20,7 @@ from rooftune.tuner.config import CadenceSection, Config, EngineSection
 from rooftune.tuner.control.state.store import StateFile
 from rooftune.tuner.files import shown_path
 from rooftune.tuner.ports.http import Timeouts
-from rooftune.tuner.ports.vllm.env import VARIABLE
+from rooftune.tuner.ports.vllm.env import VARIABLE, read_env
 
 SCHEMA = "rooftune.doctor"
 _CYCLE_S = CadenceSection().cycle_s
@@ -47,9 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Look, print, and end with the worst of what was found."""
     config = read_config(arguments)
-    findings = list(_findings(arguments, config, SystemClock()))
+    env = None if arguments.vllm_env is None else read_env(Path(arguments.vllm_env))
+    in_force = os.environ.get(VARIABLE) if arguments.vllm_plugins is None else arguments.vllm_plugins
+    findings = [] if env is None else list(env_findings(env, in_force))
+    findings += _findings(arguments, config, SystemClock())
     code = exit_code(findings)
-    line = _line(arguments)
+    line = None if env is None else f"{VARIABLE}={','.join(env.allowlist(in_force))}"
     if arguments.json:
         rows = [
             {"mark": one.mark.value, "check": one.check.value, "text": one.text, "remedy": one.remedy}
@@ -70,8 +73,6 @@ def _findings(arguments: argparse.Namespace, config: Config | None, clock: Clock
         raise InputError(
             "nothing to look at; give --engine URL, --vllm-env DIR, --config FILE, --state DIR or --face URL"
         )
-    if arguments.vllm_env is not None:
-        yield from env_findings(Path(arguments.vllm_env), _in_force(arguments))
     if place is not None:
         yield from _open_to_all(place.token_file)
         yield from engine_findings(place, clock)
@@ -106,14 +107,6 @@ def _open_to_all(token_file: Path | None) -> Iterator[Finding]:
         if token_file is not None and token_file.stat().st_mode & stat.S_IROTH:
             who = f"token file {shown_path(token_file)} can be read by every user here"
             yield note(Check.TOKEN, who, "chmod o-r it, unless this is a container with one user")
-
-
-def _in_force(arguments: argparse.Namespace) -> str | None:
-    return arguments.vllm_plugins if arguments.vllm_plugins is not None else os.environ.get(VARIABLE)
-
-
-def _line(arguments: argparse.Namespace) -> str | None:
-    return None if arguments.vllm_env is None else allowlist_line(Path(arguments.vllm_env), _in_force(arguments))
 
 
 def controller_findings(arguments: argparse.Namespace, config: Config | None) -> Iterator[Finding]:

@@ -1,25 +1,18 @@
 """The doctor at a vLLM environment: what it needs to carry the hook, and the line that loads it. Runs nothing of it."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from rooftune.tuner.cli.doctor.finding import Check, Finding, bad, note, ok
-from rooftune.tuner.ports.vllm.env import HOOK, VARIABLE, VllmEnv, read_env
+from rooftune.tuner.ports.vllm.env import HOOK, VARIABLE, VllmEnv
 from rooftune.tuner.ports.vllm.versions import Hook, capabilities
 
 _PYTHON = (3, 11)
 
 
-def env_findings(folder: Path, in_force: str | None) -> Iterator[Finding]:
-    """in_force: VLLM_PLUGINS of the server now, None: not set. Raises InputError when the folder is no environment."""
-    env = read_env(folder)
+def env_findings(env: VllmEnv, in_force: str | None) -> Iterator[Finding]:
+    """in_force: VLLM_PLUGINS of the server now, None: not set."""
     yield from _versions(env)
     yield from _plugins(env, in_force)
-
-
-def allowlist_line(folder: Path, in_force: str | None) -> str:
-    """What the operator sets, exactly."""
-    return f"{VARIABLE}={','.join(read_env(folder).allowlist(in_force))}"
 
 
 def _versions(env: VllmEnv) -> Iterator[Finding]:

@@ -1,9 +1,7 @@
 """Flags for latency targets: ``--ttft-p99 2s``, ``--gap-p99.9 80ms``, or a named profile."""
 
 import argparse
-from collections.abc import Sequence
 from functools import partial
-from typing import cast
 
 from rooftune.policies.errors import InputError
 from rooftune.policies.slo import PROFILES, Metric, Slo, Target
@@ -21,20 +19,9 @@ METRICS: dict[str, tuple[Metric, str]] = {
 QUANTILES: tuple[str, ...] = (*(str(q) for q in range(1, 100)), "99.5", "99.9", "99.95", "99.99", "99.999", "100")
 
 
-class _Append(argparse.Action):
-    """Collect (flag, target) of every target flag in ``args.targets``."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[object] | None,
-        option_string: str | None = None,
-    ) -> None:
-        found = list(getattr(namespace, "targets", None) or [])
-        metric, quantile = cast(tuple[Metric, str], self.const)
-        found.append((option_string, Target(metric, cast(float, values), round(float(quantile) / 100.0, 9))))
-        namespace.targets = found
+def _target(text: str, flag: str, metric: Metric, quantile: str) -> tuple[str, Target]:
+    """The target, with the flag that gave it."""
+    return flag, Target(metric, parse_duration(text, flag), round(float(quantile) / 100.0, 9))
 
 
 def add_target_flags(parser: argparse.ArgumentParser) -> None:
@@ -49,9 +36,8 @@ def add_target_flags(parser: argparse.ArgumentParser) -> None:
             name = f"--{flag}-p{quantile}"
             group.add_argument(
                 name,
-                type=partial(parse_duration, what=name),
-                action=_Append,
-                const=(metric, quantile),
+                type=partial(_target, flag=name, metric=metric, quantile=quantile),
+                action="append",
                 dest="targets",
                 metavar="TIME",
                 help=shown,
