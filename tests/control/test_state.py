@@ -1,6 +1,5 @@
 """The state file: what is kept, who may hold it, and what happens when the disk fails."""
 
-import json
 import resource
 import sqlite3
 import subprocess
@@ -27,12 +26,6 @@ def state(tmp_path: Path) -> Iterator[StateFile]:
     with StateFile.own(tmp_path / "s", clock=ManualClock(wall_s=START_S)) as found:
         found._connection.execute("PRAGMA synchronous = OFF")  # these tests are not about a loss of power
         yield found
-
-
-def _fits(state: StateFile) -> list[tuple[int, float | None, int, str]]:
-    """Number, knee, steps and coefficients of each refit, newest first."""
-    query = "SELECT number, knee_tokens, steps, coefficients FROM fits ORDER BY number DESC"
-    return list(state._connection.execute(query))
 
 
 def test_the_state_file_is_a_store(state: StateFile) -> None:
@@ -73,22 +66,16 @@ def test_a_refused_push_is_marked_refused(state: StateFile) -> None:
     assert [row.ended for row in state.pushes(5)] == ["dwell"]
 
 
-def test_fits_are_kept_with_their_intervals(state: StateFile) -> None:
-    state.put(hold(1))
-    state.put(push(2))
-    state.put(hold(3, fit=fit(knee_tokens=None, knee_low_tokens=None, knee_high_tokens=None)))
-    assert [(number, knee) for number, knee, *_ in _fits(state)] == [(3, None), (2, 200.0)]
-    assert json.loads(_fits(state)[0][3]) == fit().coefficients
-
-
-def test_a_model_that_stays_in_use_is_one_fit_and_outlives_its_cycle(tmp_path: Path) -> None:
-    with StateFile.own(tmp_path, RetentionSection(days=3650, rows=20), ManualClock(wall_s=START_S)) as state:
-        for number in range(1, 41):
-            state.put(hold(number, fit=fit(steps=50 if number < 5 else 400)))
-        assert [(number, steps) for number, _, steps, _ in _fits(state)] == [(5, 400), (1, 50)]
-        while state.prune():
-            pass
-        assert [row[0] for row in _fits(state)] == [5]
+def test_fits_in_a_file_of_the_release_before_change_nothing(tmp_path: Path) -> None:
+    """That release kept a row of each fit; this one writes none and leaves the table, so that either opens the file."""
+    with StateFile.own(tmp_path) as state:
+        state.put(hold(1, fit=fit()))
+        state._connection.execute("INSERT INTO fits VALUES (1, 0.0, 200.0, 150.0, 260.0, 400, 0.01, '{}')")
+    with StateFile.own(tmp_path) as state:
+        state.put(hold(2, fit=fit(steps=800)))
+        state.prune()
+        assert [record.fit for record in state.last(5)] == [fit(steps=800), fit()]
+        assert state._connection.execute("SELECT number FROM fits").fetchall() == [(1,)]
 
 
 def test_numbers_ascend_over_restarts_even_after_rows_are_deleted(tmp_path: Path) -> None:
@@ -294,7 +281,6 @@ def test_rows_are_bounded_and_pushes_are_kept_longer(tmp_path: Path) -> None:
         while state.prune():
             pass
         assert [record.number for record in state.last(500)] == list(range(260, 240, -1))
-        assert [row[0] for row in _fits(state)] == [260, 250]
         assert [row.number for row in state.pushes(500)] == list(range(260, 60, -10))
 
 

@@ -74,6 +74,7 @@ APPLICATION_ID = 0x726F6F66  # "roof"
 BUSY_S = 2.0
 _SIDES = ("", "-wal", "-shm")
 
+# fits: the release before writes it, and the records hold every fit; it stays so that either release opens the file.
 _TABLES = """
 CREATE TABLE cycles (
     number INTEGER PRIMARY KEY, at_s REAL NOT NULL, mode TEXT NOT NULL, action TEXT NOT NULL, reason TEXT NOT NULL,

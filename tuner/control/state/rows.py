@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rooftune.tuner.control.outcome import CycleRecord, FitPart, Knobs
+from rooftune.tuner.control.outcome import CycleRecord, Knobs
 from rooftune.tuner.control.state.file import StoreError, StoreFault
 
 MAX_RECORD_BYTES = 4_000_000
@@ -56,11 +56,9 @@ def unpack(number: int, blob: bytes) -> CycleRecord:
 
 
 def insert_cycle(connection: sqlite3.Connection, record: CycleRecord) -> None:
-    """The record, its fit and what it says of pushes; inside a transaction of the caller."""
+    """The record and what it says of pushes; inside a transaction of the caller."""
     row = (record.number, record.started_at_s, record.mode, record.action.value, record.reason.value, pack(record))
     connection.execute("INSERT OR REPLACE INTO cycles VALUES (?, ?, ?, ?, ?, ?)", row)
-    if record.fit is not None:
-        _insert_fit(connection, record, record.fit)
     if record.pushed is not None:
         changes = json.dumps(record.pushed)
         connection.execute(
@@ -82,20 +80,6 @@ def insert_cycle(connection: sqlite3.Connection, record: CycleRecord) -> None:
                 seen.predicted_gain, seen.push_cycle,
             ),
         )  # fmt: skip
-
-
-def _insert_fit(connection: sqlite3.Connection, record: CycleRecord, fit: FitPart) -> None:
-    row = (
-        record.number, record.started_at_s, fit.knee_tokens, fit.knee_low_tokens, fit.knee_high_tokens, fit.steps,
-        fit.spread, json.dumps(fit.coefficients),
-    )  # fmt: skip
-    # Every record names the model that was in use; a row is a refit.
-    latest = "(SELECT max(number) FROM fits WHERE number < ?1)"
-    connection.execute(
-        "INSERT OR REPLACE INTO fits SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8 WHERE NOT EXISTS "
-        f"(SELECT 1 FROM fits WHERE number = {latest} AND knee_tokens IS ?3 AND steps = ?6 AND coefficients = ?8)",
-        row,
-    )
 
 
 def push_row(row: tuple[Any, ...]) -> PushRow:

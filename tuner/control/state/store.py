@@ -1,4 +1,4 @@
-"""The state of one controller: cycles, fits, pushes with what was predicted and observed, and a few small values.
+"""The state of one controller: cycles, pushes with what was predicted and observed, and a few small values.
 
 One SQLite file in WAL mode: a kill at any instant leaves it as it was before or after a write, and others read it
 while the controller runs. Studies live in a file of their own beside it (docs/decisions/017-state.md).
@@ -189,9 +189,6 @@ class StateFile:
                 "(at_s < ? AND number <= ?) ORDER BY number LIMIT ?)",
                 (greatest - keep.rows, now_s - keep.days * DAY_S, greatest - ALWAYS_ROWS, PRUNE_ROWS),
             ).rowcount
-            least = connection.execute("SELECT coalesce(min(number), 0) FROM cycles").fetchone()[0]
-            # The latest one stays, however long ago it was: it is the model in use.
-            connection.execute("DELETE FROM fits WHERE number < min(?, (SELECT max(number) FROM fits))", (least,))
             connection.execute(
                 "DELETE FROM pushes WHERE number IN (SELECT number FROM pushes WHERE number <= ? OR noted_at_s < ? "
                 "ORDER BY number LIMIT ?)",
