@@ -22,10 +22,9 @@ from rooftune.tuner.config.sections import (
     SearchKnob,
     SearchSection,
     Section,
-    StorageUrl,
     TargetSection,
 )
-from rooftune.tuner.config.values import Listen, Name, finite, is_loopback, split_listen, wrong
+from rooftune.tuner.config.values import Line, Listen, Name, is_loopback, split_listen, wrong
 from rooftune.tuner.files import at_home
 
 Mode = Literal["shadow", "live"]
@@ -55,7 +54,7 @@ class Config(Section):
     maintenance: MaintenanceSection = MaintenanceSection()
     freeze_file: Path | None = Field(default=None, description="while this file exists nothing is pushed")
     state: Path = Field(default=Path(STATE_FOLDER), description="folder of this controller alone")
-    storage: StorageUrl | None = Field(default=None, repr=False, description="Optuna URL of the studies")
+    storage: Line | None = Field(default=None, repr=False, description="Optuna URL of the studies")
     retention: RetentionSection = RetentionSection()
     listen: Listen | None = Field(default="127.0.0.1:9109", description="HOST:PORT, null for none")
     token_file: Path | None = Field(default=None, description="who may pause, resume and revert over HTTP")
@@ -104,7 +103,7 @@ class Config(Section):
             if KNOB[name].whole and not whole:
                 raise wrong([low, high], "two whole numbers", "this knob counts; correct them", key)
             least = KNOB[name].least
-            if not (finite(low) and finite(high) and least <= low <= high):
+            if not least <= low <= high:
                 raise wrong([low, high], f"[least, most] with {least} <= least <= most", "correct them", key)
 
     def knob_bounds(self) -> dict[str, tuple[float, float]]:
@@ -134,7 +133,7 @@ class Config(Section):
 
     def thresholds(self) -> RollbackThresholds:
         """What is never accepted after a push."""
-        return self.rollback.thresholds()
+        return RollbackThresholds(**{name: value for name, value in self.rollback if value is not None})
 
     def resolved(self, base: Path) -> "Config":
         """The same with every relative path counted from ``base`` and ``~`` replaced."""

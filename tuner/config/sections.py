@@ -10,10 +10,8 @@ from rooftune.policies.envelope import KNOB_NAMES, SEARCHED
 from rooftune.policies.guard import GuardLimits, WeekSpan
 from rooftune.policies.lease import MAX_LEASE_S
 from rooftune.policies.slo import Metric, Target
-from rooftune.policies.verify import RollbackThresholds
 from rooftune.tuner.config.values import (
     BoundText,
-    Line,
     Name,
     Seconds,
     SecondsOrNone,
@@ -56,12 +54,8 @@ class TargetSection(Section):
     quantile: Annotated[float, Field(gt=0, le=1)] = 0.99
     bound: BoundText
 
-    @property
-    def bound_s(self) -> float:
-        return duration_s(self.bound)
-
     def target(self) -> Target:
-        return Target(self.metric, self.bound_s, self.quantile)
+        return Target(self.metric, duration_s(self.bound), self.quantile)
 
 
 class CadenceSection(Section):
@@ -141,9 +135,6 @@ class RollbackSection(Section):
     preemptions_per_s: Annotated[float, Field(ge=0, le=1e9)] | None = None
     failed_share: Annotated[float, Field(ge=0, le=1)] | None = None
 
-    def thresholds(self) -> RollbackThresholds:
-        return RollbackThresholds(**{name: value for name, value in self if value is not None})
-
 
 class MaintenanceSection(Section):
     """Windows of the week in the operator's zone. push_only: when any are given, pushes happen inside them alone."""
@@ -190,4 +181,3 @@ if TYPE_CHECKING:
     SearchKnob = str
 else:
     SearchKnob = Literal[tuple(name for name in KNOB_NAMES if name in SEARCHED)]
-StorageUrl = Line

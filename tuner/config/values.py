@@ -5,9 +5,8 @@ line and key.
 """
 
 import ipaddress
-import math
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -163,8 +162,3 @@ def _span_text(text: str) -> str:
 
 
 Span = Annotated[str, Field(max_length=60), AfterValidator(_span_text)]
-
-
-def finite(value: Any) -> bool:
-    """Whether a value is a number that is not NaN and not infinite."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
