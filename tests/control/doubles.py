@@ -170,7 +170,6 @@ def options(**changes: Any) -> LoopOptions:
         "harm_requests": 20,
         "trials": 10,
         "seed": 0,
-        "study": "live",
         "storage": None,
         "zone": UTC,
     }

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from rooftune.policies import wire
 from rooftune.policies.envelope import Envelope, KnobBound, Mode, canonical
@@ -29,7 +30,6 @@ from rooftune.tuner.control.figures import judgeable
 from rooftune.tuner.control.memory import (
     LEAST_RATIO,
     MOST_RATIO,
-    Account,
     Kept,
     Memory,
     Traffic,
@@ -120,17 +120,17 @@ def test_only_a_loss_costs() -> None:
 
 
 def test_the_account_is_by_day_and_survives_a_clock_that_jumps_back() -> None:
-    account = Account().with_spent("2026-03-01", 30.0).with_spent("2027-08-09", 5.0).with_spent("2026-03-01", 10.0)
-    assert account.spent("2026-03-01") == 40.0
-    assert account.spent("2026-03-02") == 0.0
+    account = Memory().with_spent("2026-03-01", 30.0).with_spent("2027-08-09", 5.0).with_spent("2026-03-01", 10.0)
+    assert account.spent_slo_s("2026-03-01") == 40.0
+    assert account.spent_slo_s("2026-03-02") == 0.0
     for day in range(20):
         account = account.with_spent(f"2030-01-{day + 1:02d}", 1.0).with_spent("2026-03-01", 0.0)
-    assert account.spent("2026-03-01") == 40.0 and len(account.days) <= 4
+    assert account.spent_slo_s("2026-03-01") == 40.0 and len(account.days) <= 4
 
 
 def test_a_nan_account_is_refused() -> None:
-    with pytest.raises(InputError):
-        Account((("2026-03-01", math.nan),))
+    with pytest.raises(ValidationError):
+        Memory(days=(("2026-03-01", math.nan),))
 
 
 # --- matched windows ---------------------------------------------------------------------------
@@ -270,8 +270,8 @@ def test_a_memory_with_knobs_of_another_release_starts_over(place: str) -> None:
     store = MemoryStore()
     remember(store, memory)
     assert recall(store) == Memory()
-    for other_kind in (Memory(shadow_s=5.0, trust_ratio=1e6), Memory(shadow_s=5.0, days=(("2030-01-01", -1.0),))):
-        remember(store, other_kind)
+    for wrong in ({"trust_ratio": 1e6}, {"days": (("2030-01-01", -1.0),)}):
+        remember(store, Memory(shadow_s=5.0).model_copy(update=wrong))
         assert recall(store) == Memory()
     remember(store, Memory(shadow_s=5.0, tried=(tried(),), kept=kept.model_copy(update={"setting": knobs_of(BOOT)})))
     assert recall(store).shadow_s == 5.0

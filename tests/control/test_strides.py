@@ -45,7 +45,7 @@ def seen_to_gain(gains: Gains) -> Callable[..., Checked]:
                 "verdict": verdict.value, "reason": reason.value, "observed_gain": gain, "half_width": half
             }
         )  # fmt: skip
-        matched = Matched(gain, half, True, 0.8, 0.8 + gain, 1.0, 1.0)
+        matched = Matched(gain, half, True, 0.8, 0.8 + gain)
         return replace(
             found,
             judgement=Judgement(verdict, reason, True),

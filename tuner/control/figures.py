@@ -7,10 +7,10 @@ import numpy.typing as npt
 
 from rooftune.policies.outcomes import Outcomes
 from rooftune.policies.quantiles import quantile
-from rooftune.policies.slo import Override, Slo, Target, attainment, good
+from rooftune.policies.slo import Override, Slo, Target, attainment
 from rooftune.tuner.control.outcome import Figures
 from rooftune.tuner.observe.rows import ABORTED, FINISHED, FloatArray, RequestRows
-from rooftune.tuner.record import plain
+from rooftune.tuner.record import Seconds, plain
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -46,11 +46,6 @@ def judged(requests: RequestRows) -> RequestRows:
     return requests.select(requests.ended != ABORTED)
 
 
-def good_mask(requests: RequestRows, slo: Slo) -> BoolArray:
-    """Which requests meet every target, shape (n,); failed ones never do."""
-    return good(requests.outcomes(), slo)
-
-
 def figures(requests: RequestRows, slo: Slo, span_s: float) -> Figures:
     """Figures of the finished and failed requests; NaN and missing values become null, never 0."""
     rows = judged(requests)
@@ -64,7 +59,7 @@ def figures(requests: RequestRows, slo: Slo, span_s: float) -> Figures:
     gaps_s = rows.longest_gap_s[several]
     ttft_s = _came(rows.ttft_s, finished)
 
-    def at(values: FloatArray, q: float) -> float | str | None:
+    def at(values: FloatArray, q: float) -> Seconds:
         return plain(quantile(values, q)) if len(values) else None
 
     return Figures(
@@ -72,13 +67,13 @@ def figures(requests: RequestRows, slo: Slo, span_s: float) -> Figures:
         span_s=span_s,
         attainment=None if math.isnan(share) else share,
         goodput_rps=None if math.isnan(share) or span_s <= 0.0 else share * len(rows) / span_s,
-        ttft_p50_s=at(ttft_s, 0.5),  # type: ignore[arg-type]  # plain() gives "inf" and no other text
-        ttft_p95_s=at(ttft_s, 0.95),  # type: ignore[arg-type]  # as above
-        ttft_p99_s=at(ttft_s, 0.99),  # type: ignore[arg-type]  # as above
-        queue_p99_s=at(queue_s(rows.outcomes(), finished), 0.99),  # type: ignore[arg-type]  # as above
-        tpot_p95_s=at(tpot_s, 0.95),  # type: ignore[arg-type]  # as above
-        longest_gap_p50_s=at(gaps_s[~np.isnan(gaps_s)], 0.5),  # type: ignore[arg-type]  # as above
-        longest_gap_p99_s=at(gaps_s[~np.isnan(gaps_s)], 0.99),  # type: ignore[arg-type]  # as above
+        ttft_p50_s=at(ttft_s, 0.5),
+        ttft_p95_s=at(ttft_s, 0.95),
+        ttft_p99_s=at(ttft_s, 0.99),
+        queue_p99_s=at(queue_s(rows.outcomes(), finished), 0.99),
+        tpot_p95_s=at(tpot_s, 0.95),
+        longest_gap_p50_s=at(gaps_s[~np.isnan(gaps_s)], 0.5),
+        longest_gap_p99_s=at(gaps_s[~np.isnan(gaps_s)], 0.99),
         failed=int((~finished).sum()),
         preemptions=int(rows.preemptions.sum()),
     )

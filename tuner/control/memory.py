@@ -5,7 +5,7 @@ Instants are seconds on the engine's clock, valid only with its boot id, unless 
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, TypedDict, Unpack
 
 from pydantic import AliasChoices, Field, ValidationError
@@ -20,28 +20,6 @@ from rooftune.tuner.observe.rows import RequestRows
 from rooftune.tuner.record import Count, Part, Share, Words
 
 DAYS_KEPT = 4
-
-
-@dataclass(frozen=True)
-class Account:
-    """days: (date, SLO-seconds spent), each date once; the latest DAYS_KEPT with an entry."""
-
-    days: tuple[tuple[str, float], ...] = ()
-
-    def __post_init__(self) -> None:
-        for day, spent in self.days:
-            if not (math.isfinite(spent) and spent >= 0.0):
-                raise bad_value(f"SLO-seconds of {day}", spent, "at least 0 and finite", "start a new account")
-
-    def spent(self, day: str) -> float:
-        return dict(self.days).get(day, 0.0)
-
-    def with_spent(self, day: str, slo_s: float) -> "Account":
-        """The account with ``slo_s`` more on ``day``."""
-        days = dict(self.days)
-        days[day] = days.pop(day, 0.0) + max(slo_s, 0.0)
-        return replace(self, days=tuple(days.items())[-DAYS_KEPT:])
-
 
 Bounds = dict[str, tuple[float, float]]
 GROWTH, SHRINK = 1.5, 0.5
@@ -196,13 +174,12 @@ class Tried(Part):
 
 
 class MemoryChanges(TypedDict, total=False):
-    """The replaceable parts of ``Memory``; trust and account replace the fields that hold them."""
+    """The replaceable parts of ``Memory``; trust replaces the fields that hold it."""
 
     trial: "Trial | None"
     kept: "Kept | None"
     moved: "Moved | None"
     trust: "Trust"
-    account: "Account"
     running_slo_s: float
     shadow_s: float
     tried: "tuple[Tried, ...]"
@@ -212,7 +189,8 @@ class MemoryChanges(TypedDict, total=False):
 class Memory(Part):
     """One value, so that it is never half written. shadow_s: time spent in shadow so far.
 
-    running_slo_s: cost of the trial in force so far, or its risk while unmeasured; joins ``days`` when the trial ends.
+    days: (date, SLO-seconds spent), each date once; the latest DAYS_KEPT with an entry. running_slo_s: cost of the
+    trial in force so far, or its risk while unmeasured; joins ``days`` when the trial ends.
     model: the model behind ``tried`` and the trust ratio, "" while unknown.
     """
 
@@ -222,7 +200,7 @@ class Memory(Part):
     trust_ratio: float = Trust().ratio
     trust_held: Count = 0
     trust_failed: Count = 0
-    days: tuple[tuple[str, float], ...] = ()
+    days: tuple[tuple[str, Annotated[float, Field(ge=0)]], ...] = ()
     running_slo_s: Annotated[float, Field(ge=0)] = 0.0
     shadow_s: Annotated[float, Field(ge=0)] = 0.0
     tried: tuple[Tried, ...] = ()
@@ -232,18 +210,22 @@ class Memory(Part):
     def trust(self) -> Trust:
         return Trust(self.trust_ratio, self.trust_held, self.trust_failed)
 
-    @property
-    def account(self) -> Account:
-        return Account(self.days)
+    def spent_slo_s(self, day: str) -> float:
+        """SLO-seconds spent on ``day``, the running trial's included."""
+        return dict(self.days).get(day, 0.0) + self.running_slo_s
+
+    def with_spent(self, day: str, slo_s: float) -> "Memory":
+        """The memory with ``slo_s`` more on ``day``."""
+        days = dict(self.days)
+        days[day] = days.pop(day, 0.0) + max(slo_s, 0.0)
+        return self.model_copy(update={"days": tuple(days.items())[-DAYS_KEPT:]})
 
     def but(self, **changes: Unpack[MemoryChanges]) -> "Memory":
         """A copy with some parts replaced."""
         values: dict[str, object] = {**changes}
-        trust, account = changes.get("trust"), changes.get("account")
+        trust = changes.get("trust")
         if trust is not None:
             values |= {"trust_ratio": trust.ratio, "trust_held": trust.held, "trust_failed": trust.failed}
-        if account is not None:
-            values["days"] = account.days
         return self.model_copy(update={name: value for name, value in values.items() if name in Memory.model_fields})
 
 
@@ -265,7 +247,7 @@ def recall(store: Store) -> Memory:
         memory = Memory.model_validate_json(text)
         for knobs in _settings(memory):
             setting_of(knobs)
-        memory.trust, memory.account  # noqa: B018  # each checks its values
+        memory.trust  # noqa: B018  # it checks its values
     except (ValidationError, TypeError, InputError):
         return Memory()
     return memory

@@ -43,7 +43,6 @@ class LoopOptions:
     harm_requests: int
     trials: int
     seed: int
-    study: str
     storage: str | None
     zone: tzinfo
 
@@ -67,14 +66,12 @@ def options_of(config: Config, storage: str | None) -> LoopOptions:
         harm_requests=min(HARM_REQUESTS, cadence.verify_min_requests),
         trials=config.search.trials,
         seed=config.search.seed,
-        study="live",
         storage=storage,
         zone=config.maintenance.zone,
     )
 
 
 DAY_MINUTES = 24 * 60
-DAY_S = 86_400.0
 
 
 def minute_of_week(wall_s: float, zone: tzinfo) -> int:

@@ -5,15 +5,12 @@ Shares are 0..1.
 """
 
 from enum import StrEnum
-from typing import Annotated, Final, Literal, TypedDict
+from typing import Annotated, Literal, TypedDict
 
 from pydantic import Field
 
 from rooftune.policies.guard import Action, Reason
 from rooftune.tuner.record import Count, Part, Seconds, Share, Words
-
-SCHEMA: Final = "rooftune.cycle"
-VERSION: Final = 1
 
 Knobs = dict[str, Annotated[int | float, Field(ge=0)]]  # fields of policies.request.Setting
 Amount = float | None  # any finite number; null: unknown

@@ -62,10 +62,6 @@ class Book:
         if self.memory.model != model:
             self.change(model=model)
 
-    def spent_slo_s(self, day: str) -> float:
-        """SLO-seconds spent on ``day``, the running trial's included."""
-        return self.memory.account.spent(day) + self.memory.running_slo_s
-
     def moved(self, boot_id: str, at_s: float) -> None:
         """Notes that we changed the setting; at_s: on the engine's clock."""
         self.change(moved=Moved(boot_id=boot_id, at_s=at_s))
@@ -135,9 +131,9 @@ class Book:
         return verdict
 
     def _book_cost(self, day: str) -> None:
-        account = self.memory.account.with_spent(day, self.memory.running_slo_s)
+        self._memory = self.memory.with_spent(day, self.memory.running_slo_s)
         self._before = self._going_back = None
-        self.change(trial=None, account=account, running_slo_s=0.0)
+        self.change(trial=None, running_slo_s=0.0)
 
     def _end(self, trial: Trial, checked: Checked | None, verdict: Verdict, day: str, wall_s: float) -> None:
         """Books the lessons about setting and twin, and whether the setting stays."""
@@ -178,7 +174,7 @@ def _tried(trial: Trial, checked: Checked | None, verdict: Verdict, wall_s: floa
             half_width=part.half_width if part is not None else None,
             attainment=share,
             goodput_rps=None if share is None else share * trial.traffic.rate_rps,
-            requests=checked.requests if checked is not None else 0,
+            requests=part.requests if part is not None else 0,
             predicted_attainment=trial.predicted_attainment,
             wall_s=wall_s,
         )

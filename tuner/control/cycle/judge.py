@@ -12,7 +12,7 @@ from rooftune.tuner.control.cycle.fit import Learner
 from rooftune.tuner.control.cycle.observe import Holder
 from rooftune.tuner.control.cycle.observer import CycleView
 from rooftune.tuner.control.cycle.propose import Found
-from rooftune.tuner.control.cycle.verify import PACE_RATIO, Checked, Terms, check
+from rooftune.tuner.control.cycle.verify import PACE_RATIO, Checked, check
 from rooftune.tuner.control.memory import Trial
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.signals.codes import Signal
@@ -24,14 +24,13 @@ REVERT_CYCLES = 2.0
 class Judge:
     def __init__(self, book: Book, learner: Learner, options: LoopOptions) -> None:
         self._book, self._learner, self._options = book, learner, options
-        self._terms = Terms(options.settle_s, options.harm_requests, options.min_requests)
 
     def check(self, view: CycleView, draft: Draft) -> CycleView:
         """The view with the verdict on the trial in force; a good verdict ends the trial."""
         trial, seen, book = view.standing.trial, view.seen, self._book
         if trial is not None:
             before = book.rows_before(trial, seen.window)
-            checked = check(trial, before, seen, self._options.thresholds, self._terms, self._learner.model)
+            checked = check(trial, before, seen, self._options, self._learner.model)
             checked = checked.on(book.strides(trial, checked))
             book.change(running_slo_s=self._cost_slo_s(trial, checked))
             draft.put(verify=checked.part)
@@ -47,7 +46,7 @@ class Judge:
             if checked.keeps:
                 book.keep(trial, checked, view.day, view.wall_s)
                 view = replace(view, standing=replace(view.standing, trial=None, kept=book.memory.kept))
-        draft.put(spent_slo_s=book.spent_slo_s(view.day), trust=book.memory.trust.ratio)
+        draft.put(spent_slo_s=book.memory.spent_slo_s(view.day), trust=book.memory.trust.ratio)
         return view
 
     def _cost_slo_s(self, trial: Trial, checked: Checked) -> float:
@@ -95,7 +94,7 @@ class Judge:
             deploying=view.deploying,
             kv_used=1.0 if bound else seen.kv_used,
             preempting=bound or seen.preempting,
-            exploration_spent_slo_s=self._book.spent_slo_s(view.day),
+            exploration_spent_slo_s=self._book.memory.spent_slo_s(view.day),
             exploration_cost_slo_s=predicted_cost_slo_s(math.nan if share is None else share, error, trial_s),
             unjudgeable=view.freeze,
             why_no_proposal=found.why,

@@ -19,13 +19,14 @@ from rooftune.tuner.control.cycle.book import Book
 from rooftune.tuner.control.cycle.draft import AfterStage, Draft, nothing_after
 from rooftune.tuner.control.cycle.fit import Learner
 from rooftune.tuner.control.cycle.judge import Judge
-from rooftune.tuner.control.cycle.observer import Observer, Reader
+from rooftune.tuner.control.cycle.observer import Observer
 from rooftune.tuner.control.cycle.plan import Planner
 from rooftune.tuner.control.cycle.push import fault_reason, one_line
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.outcome import CycleRecord, Stage
 from rooftune.tuner.control.ports import Searcher, Store
 from rooftune.tuner.control.state.file import StoreError
+from rooftune.tuner.observe.protocol import ProtocolReader
 from rooftune.tuner.ports.base import Port, PortError
 
 
@@ -40,7 +41,7 @@ class Controller:
         *,
         engine: str,
         port: Port,
-        reader: Reader,
+        reader: ProtocolReader,
         searcher: Searcher,
         store: Store,
         clock: Clock,
@@ -61,7 +62,8 @@ class Controller:
 
     def cycle(self) -> CycleRecord:
         """Runs one cycle. Failures of engine, child, disk or traffic end in the record, not in an exception."""
-        draft = self._begin()
+        mode = "live" if self._options.live else "shadow"
+        draft = Draft(self._clock, self._number + 1, mode, self._engine, self._after_stage, self._clock.wall_s())
         try:
             # Without a number nothing can be recorded, so nothing is decided.
             draft.number = self._number = self._store.next_number()
@@ -102,13 +104,6 @@ class Controller:
     def stop(self) -> str:
         """Takes our setting back at once; returns the result in words."""
         return self._actor.let_go()
-
-    def _begin(self) -> Draft:
-        draft = Draft(
-            self._clock, self._number + 1, "live" if self._options.live else "shadow", self._engine, self._after_stage
-        )
-        draft.started_at_s = self._clock.wall_s()
-        return draft
 
     def _end(self, draft: Draft, end: Decision) -> CycleRecord:
         record = draft.record(end)

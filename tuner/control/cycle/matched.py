@@ -51,7 +51,7 @@ class Side:
 class Matched:
     """gain: attainment after minus before, NaN without a comparison; half_width: of its interval.
 
-    before, after: attainment on the common mix. rate_ratio: arrivals per second, after over before. overlap: 0..1.
+    before, after: attainment on the common mix.
     """
 
     gain: float
@@ -59,8 +59,6 @@ class Matched:
     matched: bool
     before: float
     after: float
-    rate_ratio: float
-    overlap: float
 
 
 def overdue(waiting: float, rate_rps: float, ttft_bound_s: float) -> float:
@@ -79,21 +77,21 @@ def compare(before: Side, after: Side, seed: int = 0) -> Matched:
     """The difference in attainment, and whether the windows match."""
     rate_ratio = _rate_ratio(before, after)
     if not len(before):
-        return Matched(math.nan, math.nan, False, math.nan, math.nan, rate_ratio, 0.0)
+        return Matched(math.nan, math.nan, False, math.nan, math.nan)
     if not len(after):
         # No request ended after the push: an empty window shows nothing, overdue requests show a loss.
         was = float(before.good.mean()) * before.served_share
         if after.overdue <= 0.0:
-            return Matched(math.nan, math.nan, False, was, math.nan, rate_ratio, 0.0)
+            return Matched(math.nan, math.nan, False, was, math.nan)
         half = 1.0 / len(before) + 1.0 / after.overdue
-        return Matched(-was, half, _same_rate(before, after, rate_ratio), was, 0.0, rate_ratio, 0.0)
+        return Matched(-was, half, _same_rate(before, after, rate_ratio), was, 0.0)
     kinds = np.union1d(classes(before.prompt_tokens), classes(after.prompt_tokens))
     first, second = _table(before, kinds), _table(after, kinds)
     share_before, share_after = first.count / len(before), second.count / len(after)
     overlap = float(np.minimum(share_before, share_after).sum())
     both = (first.count > 0) & (second.count > 0)
     if not both.any():
-        return Matched(math.nan, math.nan, False, math.nan, math.nan, rate_ratio, 0.0)
+        return Matched(math.nan, math.nan, False, math.nan, math.nan)
     weight = np.where(both, share_before + share_after, 0.0)
     weight = weight / weight.sum()
     was = float(weight @ first.mean) * before.served_share
@@ -104,7 +102,7 @@ def compare(before: Side, after: Side, seed: int = 0) -> Matched:
     # A single request in either window proves nothing.
     least = 1.0 / len(before) + 1.0 / len(after)
     half = max(LOOK_Z * float((drawn_after - drawn_before).std()), least)
-    return Matched(now - was, half, _alike(before, after, rate_ratio, overlap), was, now, rate_ratio, overlap)
+    return Matched(now - was, half, _alike(before, after, rate_ratio, overlap), was, now)
 
 
 def _rate_ratio(before: Side, after: Side) -> float:

@@ -237,10 +237,10 @@ def standing_of(state: wire.State, actor: str, memory: Memory) -> Standing:
     if state.lease is None or state.lease.actor != actor:
         holder = Holder.NONE if state.lease is None else Holder.OTHER
         return Standing(holder, None, None, False, trial)
-    if trial is not None and trial.boot_id == state.boot_id and _is(setting, trial.after):
+    if trial is not None and trial.boot_id == state.boot_id and setting == setting_of(trial.after):
         return Standing(Holder.OURS, trial, None, False, None)
     kept = memory.kept
-    if kept is not None and kept.boot_id == state.boot_id and _is(setting, kept.setting):
+    if kept is not None and kept.boot_id == state.boot_id and setting == setting_of(kept.setting):
         return Standing(Holder.OURS, None, kept, False, trial)
     return Standing(Holder.OURS, None, None, setting != boot_of(state), trial)
 
@@ -259,7 +259,3 @@ def beyond(setting: Setting, boot: Setting, bounds: Mapping[str, tuple[float, fl
         if name not in bounds or not min(low, start) <= end <= max(high, start):
             wrong.append(name)
     return wrong
-
-
-def _is(setting: Setting, knobs: dict[str, int | float]) -> bool:
-    return setting == setting_of(knobs)

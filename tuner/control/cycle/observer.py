@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
@@ -24,19 +23,13 @@ from rooftune.tuner.control.outcome import Figures
 from rooftune.tuner.control.ports import Store
 from rooftune.tuner.control.signals.find import find_signals, freeze_of
 from rooftune.tuner.control.state import operator
-from rooftune.tuner.observe.protocol import Reading
+from rooftune.tuner.observe.protocol import ProtocolReader, Reading
 from rooftune.tuner.observe.rows import StepRows
 from rooftune.tuner.observe.window import Window
 
 # Shadow time counts only while the controller observes: at most this many cycles between two readings.
 LOOKING_CYCLES = 3.0
 LATEST_WALL_S = 9e10
-
-
-class Reader(Protocol):
-    """``rooftune.tuner.observe.protocol.ProtocolReader``."""
-
-    def read(self) -> Reading: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +52,6 @@ class CycleView:
     day: str
     minute_of_week: int
     wall_s: float
-    now_s: float
     checked: Checked | None = None
 
 
@@ -68,7 +60,7 @@ class Observer:
 
     def __init__(
         self,
-        reader: Reader,
+        reader: ProtocolReader,
         store: Store,
         book: Book,
         learner: Learner,
@@ -145,7 +137,6 @@ class Observer:
             day=day,
             minute_of_week=schedule.minute_of_week(wall_s, self._options.zone),
             wall_s=wall_s,
-            now_s=now_s,
         )
 
     def _standing(self, reading: Reading, day: str, wall_s: float, draft: Draft) -> Standing:

@@ -14,7 +14,6 @@ from rooftune.tuner.control.cycle.observe import Holder, Seen
 from rooftune.tuner.control.cycle.observer import CycleView
 from rooftune.tuner.control.cycle.propose import (
     Found,
-    Proposal,
     differ,
     make_job,
     outside,
@@ -24,7 +23,7 @@ from rooftune.tuner.control.cycle.propose import (
 )
 from rooftune.tuner.control.cycle.push import one_line
 from rooftune.tuner.control.job import SearchAnswer, WorkerError
-from rooftune.tuner.control.memory import Bounds, Traffic, Tried, Trust
+from rooftune.tuner.control.memory import Bounds, Traffic, Trust
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.ports import Searcher
 from rooftune.tuner.control.signals.codes import Signal
@@ -52,9 +51,8 @@ class Planner:
         self._job_traffic: Traffic | None = None
         self._job_bounds: Bounds = {}
         self._discard = False
-        self._proposal: Proposal | None = None
-        self._why: Reason = Reason.SEARCHING
-        self._answered: Found | None = None
+        self._found = Found(None, Reason.SEARCHING)
+        self._answered: Found | None = None  # what this cycle's answer gave
 
     def fit(self, view: CycleView, draft: Draft) -> None:
         """Refits without a model, after drift, or with enough new steps."""
@@ -81,58 +79,52 @@ class Planner:
 
     def pushed(self) -> None:
         """The proposal was pushed: the next push needs a new answer."""
-        self._proposal = None
+        self._found = Found(None, self._found.why)
 
     def _forget(self) -> None:
         """Drops search and proposal: the engine restarted or its model changed."""
         self._discard = self._searcher.busy
         self._job_s = -math.inf
         self._job_base = None
-        self._proposal = None
+        self._found = Found(None, self._found.why)
 
     def harvest(self, view: CycleView, draft: Draft) -> None:
         """Takes the child's answer, if there is one."""
-        self._answered = self._answer(view)
-        if self._answered is not None:
-            draft.put(twin=self._answered.twin, proposal=self._answered.part)
-            draft.note(self._answered.detail)
-
-    def _answer(self, view: CycleView) -> Found | None:
+        self._answered = None
         try:
             answer = self._searcher.answer()
         except WorkerError as error:
-            self._proposal, self._why = None, Reason.WORKER_FAILED
-            return Found(None, self._why, detail=one_line(f"{error.fault.value}: {error}"))
+            draft.note(one_line(f"{error.fault.value}: {error}"))
+            self._found = self._answered = Found(None, Reason.WORKER_FAILED)
+            return
         if answer is None:
-            return None
+            return
         if self._discard or self._job_base != view.seen.setting:
             self._discard, self._job_s = False, -math.inf
-            return None
-        return self._judge(answer, view.seen, still_valid(self._book.memory.tried, view.wall_s))
+            return
+        self._found = self._answered = self._judge(answer, view, draft)
 
-    def _judge(self, answer: SearchAnswer, seen: Seen, tried: tuple[Tried, ...]) -> Found:
-        self._proposal, detail = None, ""
+    def _judge(self, answer: SearchAnswer, view: CycleView, draft: Draft) -> Found:
+        seen = view.seen
+        draft.put(twin=answer.twin)
         try:
-            found = proposal_of(answer, seen.setting, self._job_traffic, self._ran_base)
+            proposal = proposal_of(answer, seen.setting, self._job_traffic, self._ran_base)
         except InputError as error:
-            self._why = Reason.WORKER_FAILED
-            return Found(None, self._why, answer.twin, None, one_line(str(error)))
-        if answer.proposal is None:
-            self._why = Reason.TWIN_NOT_TRUSTED
-        elif found is None:
-            self._why = Reason.NULL_RESULT
-        elif wrong := outside(found.setting, seen.setting, self._job_bounds):
-            self._why = Reason.WORKER_FAILED
-            detail = f"the child's {', '.join(wrong)} lies outside the searched bounds; dropped"
-        elif refuted(found.setting, tried, self._job_traffic):
-            self._why = Reason.NULL_RESULT
-            detail = "a live trial of this proposal under like traffic was not better"
-        elif differ(found.traffic, seen.traffic):
-            self._why = Reason.SEARCHING
-            detail = "the traffic shifted during the search; dropped"
-        else:
-            self._proposal = found
-        return Found(self._proposal, self._why, answer.twin, answer.proposal, detail)
+            draft.note(one_line(str(error)))
+            return Found(None, Reason.WORKER_FAILED)
+        draft.put(proposal=answer.proposal)
+        if proposal is None:
+            return Found(None, Reason.TWIN_NOT_TRUSTED if answer.proposal is None else Reason.NULL_RESULT)
+        if wrong := outside(proposal.setting, seen.setting, self._job_bounds):
+            draft.note(f"the child's {', '.join(wrong)} lies outside the searched bounds; dropped")
+            return Found(None, Reason.WORKER_FAILED)
+        if refuted(proposal.setting, still_valid(self._book.memory.tried, view.wall_s), self._job_traffic):
+            draft.note("a live trial of this proposal under like traffic was not better")
+            return Found(None, Reason.NULL_RESULT)
+        if differ(proposal.traffic, seen.traffic):
+            draft.note("the traffic shifted during the search; dropped")
+            return Found(None, Reason.SEARCHING)
+        return Found(proposal, self._found.why)
 
     def propose(self, view: CycleView, draft: Draft) -> Found:
         """The current proposal, or why there is none; starts a search when due."""
@@ -160,10 +152,10 @@ class Planner:
 
     def _current(self, seen: Seen) -> Found:
         """The proposal, or why there is none; drops one that no longer fits."""
-        proposal = self._proposal
+        proposal = self._found.proposal
         if proposal is not None and (proposal.base != seen.setting or differ(proposal.traffic, seen.traffic)):
-            self._proposal, self._why = None, Reason.SEARCHING
-        return Found(self._proposal, self._why)
+            self._found = Found(None, Reason.SEARCHING)
+        return self._found
 
     def _due(self, seen: Seen) -> bool:
         """Whether a search could bring news."""
@@ -192,10 +184,10 @@ class Planner:
         notes = []
         try:
             self._searcher.ask(job)
-            if self._proposal is None:
-                self._why = Reason.SEARCHING
+            if self._found.proposal is None:
+                self._found = Found(None, Reason.SEARCHING)
         except WorkerError as error:
-            self._why = Reason.WORKER_FAILED
+            self._found = Found(self._found.proposal, Reason.WORKER_FAILED)
             notes.append(one_line(f"{error.fault.value}: {error}"))
         if silent:
             notes.append(f"no effect seen of {', '.join(sorted(silent))}: not searched")

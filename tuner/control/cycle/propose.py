@@ -17,7 +17,7 @@ from rooftune.tuner.control.cycle.observe import Seen, keeps_decodes_moving
 from rooftune.tuner.control.job import Job, SearchAnswer
 from rooftune.tuner.control.memory import Bounds, Traffic, Tried, Trust, alike, region, setting_of
 from rooftune.tuner.control.options import LoopOptions
-from rooftune.tuner.control.outcome import FitPart, ProposalPart, TwinPart
+from rooftune.tuner.control.outcome import FitPart
 from rooftune.tuner.control.searcher.window import window_part
 from rooftune.tuner.model.intervals import model_draws
 from rooftune.tuner.search.lessons import LiveResult
@@ -48,13 +48,10 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Found:
-    """A proposal, or why there is none. twin, part: from an answer that arrived in this cycle."""
+    """A proposal, or why there is none."""
 
     proposal: Proposal | None
     why: Reason
-    twin: TwinPart | None = None
-    part: ProposalPart | None = None
-    detail: str = ""
 
 
 def effective(seen: Seen) -> Setting:
@@ -115,7 +112,6 @@ def make_job(
         bounds=bounds,
         trials=options.trials,
         seed=options.seed + number,
-        study=options.study,
         storage=options.storage,
         live=live_results(tried, seen.traffic),
     )

@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rooftune.policies.slo import Slo
+from rooftune.policies.slo import Slo, good
 from rooftune.policies.step_time import StepModel
-from rooftune.policies.verify import Comparison, Judgement, RollbackThresholds, Verdict, VerdictReason, crossed, judge
+from rooftune.policies.verify import Comparison, Judgement, Verdict, VerdictReason, crossed, judge
 from rooftune.tuner.control.cycle.degradation import is_stalled, rising
 from rooftune.tuner.control.cycle.matched import Matched, Side, compare, overdue
 from rooftune.tuner.control.cycle.observe import Seen, in_flight, storming, wait_bound_s, waiting_at
-from rooftune.tuner.control.figures import good_mask, judged
+from rooftune.tuner.control.figures import judged
 from rooftune.tuner.control.memory import Strides, Trial
+from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.outcome import VerifyPart
 from rooftune.tuner.model.roofline import predict
 from rooftune.tuner.observe.rows import ABORTED, RequestRows
@@ -42,7 +43,6 @@ class Checked:
 
     judgement: Judgement
     matched: Matched | None
-    requests: int
     elapsed_s: float
     passed: bool
     pace_ratio: float
@@ -66,16 +66,6 @@ class Checked:
         return replace(self, judgement=worse, passed=False, part=part, lost_strides=strides)
 
 
-@dataclass(frozen=True)
-class Terms:
-    """settle_s: time after a push that does not count. harm_requests: least requests to show a loss (its interval
-    guards it further); min_requests: to show a gain, unless the window is full."""
-
-    settle_s: float
-    harm_requests: int
-    min_requests: int
-
-
 def side(window: Window, slo: Slo, wait_s: float, start_s: float, end_s: float) -> Side:
     """Requests that arrived and ended between two instants, without aborted ones. wait_s: a longer wait is overdue."""
     rows = _inside(window, start_s, end_s)
@@ -85,7 +75,7 @@ def side(window: Window, slo: Slo, wait_s: float, start_s: float, end_s: float) 
     span_s = end_s - start_s
     rate_rps = max(arrived, 0) / span_s if span_s > 0.0 else math.nan
     return Side(
-        good=good_mask(kept, slo).astype(float),
+        good=good(kept.outcomes(), slo).astype(float),
         prompt_tokens=kept.prompt_tokens,
         span_s=span_s,
         arrived=float(max(arrived, len(kept))),
@@ -168,16 +158,9 @@ def pace_ratio(
     return math.nan
 
 
-def check(
-    trial: Trial,
-    before: Window,
-    seen: Seen,
-    thresholds: RollbackThresholds,
-    terms: Terms,
-    model: StepModel | None = None,
-) -> Checked:
+def check(trial: Trial, before: Window, seen: Seen, options: LoopOptions, model: StepModel | None) -> Checked:
     """The verdict on a trial so far. before: the rows at the push, or those that are left."""
-    settle_s, min_requests = terms.settle_s, terms.harm_requests
+    settle_s, min_requests = options.settle_s, options.harm_requests
     length_s = length_of(trial, before, seen.window, settle_s, seen.verify_s)
     start_s = seen.now_s - length_s
     elapsed_s = seen.now_s - trial.began_s
@@ -200,18 +183,18 @@ def check(
         half_width=found.half_width if found is not None else math.nan,
         matched=not storm and (found is None or found.matched or requests < min_requests),
         requests=requests,
-        crossed=crossed(thresholds, seen.observed),
+        crossed=crossed(options.thresholds, seen.observed),
     )
     judgement = judge(comparison, min_requests)
     whole_s = min(known_before_s(trial, before), seen.verify_s)
     full = elapsed_s >= settle_s + whole_s and length_s >= FULL_SHARE * whole_s
-    if judgement.verdict is Verdict.BETTER and requests < terms.min_requests and not full:
+    if judgement.verdict is Verdict.BETTER and requests < options.min_requests and not full:
         judgement = Judgement(Verdict.INCONCLUSIVE, VerdictReason.TOO_FEW_REQUESTS, judgement.prediction_held)
     passed = trial.stride and full and judgement.reason is VerdictReason.WITHIN_NOISE
     hung_up = storm and length_s > 0.0 and more_hang_up(trial, before, seen.window, length_s)
     stalled = is_stalled(before, seen.window, trial.began_s - known_before_s(trial, before), trial.began_s)
     part = _part(trial, comparison, judgement)
-    return Checked(judgement, found, requests, elapsed_s, passed, ratio, hung_up, stalled, part)
+    return Checked(judgement, found, elapsed_s, passed, ratio, hung_up, stalled, part)
 
 
 def _part(trial: Trial, comparison: Comparison, judgement: Judgement) -> VerifyPart:
