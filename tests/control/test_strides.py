@@ -8,7 +8,7 @@ import pytest
 from rooftune.policies import wire
 from rooftune.policies.guard import Action, Reason
 from rooftune.policies.slo import Slo, Target
-from rooftune.policies.verify import Judgement, Verdict, VerdictReason
+from rooftune.policies.verify import Verdict, VerdictReason
 from rooftune.tuner.control.cycle import judge as judgement
 from rooftune.tuner.control.cycle.matched import Matched
 from rooftune.tuner.control.cycle.verify import Checked
@@ -42,13 +42,13 @@ def seen_to_gain(gains: Gains) -> Callable[..., Checked]:
         reason = VerdictReason.GAIN_SHOWN if better else VerdictReason.WITHIN_NOISE
         part = found.part.model_copy(
             update={
-                "verdict": verdict.value, "reason": reason.value, "observed_gain": gain, "half_width": half
+                "verdict": verdict.value, "reason": reason.value, "prediction_held": True,
+                "observed_gain": gain, "half_width": half,
             }
         )  # fmt: skip
         matched = Matched(gain, half, True, 0.8, 0.8 + gain)
         return replace(
             found,
-            judgement=Judgement(verdict, reason, True),
             matched=matched,
             passed=trial.stride and not better,
             part=part,

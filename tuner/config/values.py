@@ -53,20 +53,18 @@ def _bound_text(text: str) -> str:
     return text
 
 
+_TEXT = {"type": "string", "pattern": rf"^{NUMBER} ?(us|ms|s|m|h|d)$"}
+
+
 def _schema(least: dict[str, float]) -> WithJsonSchema:
-    text = {"type": "string", "pattern": rf"^{NUMBER} ?(us|ms|s|m|h|d)$"}
-    return WithJsonSchema({"anyOf": [{"type": "number", **least, "maximum": MAX_DURATION_S}, text]})
+    return WithJsonSchema({"anyOf": [{"type": "number", **least, "maximum": MAX_DURATION_S}, _TEXT]})
 
 
 # A key that ends in _s takes a number of seconds or a text with a unit.
 Seconds = Annotated[float, Field(gt=0, le=MAX_DURATION_S), BeforeValidator(_seconds), _schema({"exclusiveMinimum": 0})]
 SecondsOrNone = Annotated[float, Field(ge=0, le=MAX_DURATION_S), BeforeValidator(_seconds), _schema({"minimum": 0})]
 # The bound of a target stands without a unit in its key, so that it needs one in its value.
-BoundText = Annotated[
-    str,
-    AfterValidator(_bound_text),
-    WithJsonSchema({"type": "string", "pattern": rf"^{NUMBER} ?(us|ms|s|m|h|d)$"}),
-]
+BoundText = Annotated[str, AfterValidator(_bound_text), WithJsonSchema(_TEXT)]
 
 
 def _line(text: str) -> str:

@@ -3,16 +3,13 @@
 import math
 
 import numpy as np
-import numpy.typing as npt
 
 from rooftune.policies.outcomes import Outcomes
 from rooftune.policies.quantiles import quantile
 from rooftune.policies.slo import Override, Slo, Target, attainment
 from rooftune.tuner.control.outcome import Figures
-from rooftune.tuner.observe.rows import ABORTED, FINISHED, FloatArray, RequestRows
+from rooftune.tuner.observe.rows import ABORTED, FINISHED, BoolArray, FloatArray, RequestRows
 from rooftune.tuner.record import Seconds, plain
-
-BoolArray = npt.NDArray[np.bool_]
 
 
 def judgeable(slo: Slo, gap_bounds_s: tuple[float, ...]) -> Slo:

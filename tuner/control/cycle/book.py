@@ -96,7 +96,7 @@ class Book:
 
     def keep(self, trial: Trial, checked: Checked, day: str, wall_s: float) -> None:
         """Ends a good trial; its setting stays."""
-        self._end(trial, checked, checked.judgement.verdict, day, wall_s)
+        self._end(trial, checked, checked.verdict, day, wall_s)
 
     def take_back(self, trial: Trial | None, kept: Kept | None, checked: Checked | None, verdict: Verdict) -> None:
         """Call before sending the request. kept: a kept setting that crossed an operator's threshold and so counts as
@@ -140,7 +140,7 @@ class Book:
         trust = self.memory.trust
         judged = checked is not None and checked.matched is not None and checked.matched.matched
         if not trial.stride and judged and checked is not None:
-            trust = trust.after(checked.judgement.prediction_held)
+            trust = trust.after(checked.part.prediction_held)
         elif verdict is Verdict.WORSE:
             trust = trust.after(False)
         self._book_cost(day)

@@ -105,7 +105,7 @@ class Judge:
         )
 
     def _outcome(self, view: CycleView) -> Verdict | None:
-        return view.checked.judgement.verdict if view.checked is not None and view.standing.trial is not None else None
+        return view.checked.verdict if view.checked is not None and view.standing.trial is not None else None
 
     def _trial_s(self, view: CycleView) -> float:
         """Seconds from a push to its verdict at the current rate."""

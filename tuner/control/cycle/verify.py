@@ -41,7 +41,6 @@ class Checked:
     lost_strides: the strides that end with this one, when their sum is a loss.
     """
 
-    judgement: Judgement
     matched: Matched | None
     elapsed_s: float
     passed: bool
@@ -52,18 +51,21 @@ class Checked:
     lost_strides: Strides | None = None
 
     @property
+    def verdict(self) -> Verdict:
+        return Verdict(self.part.verdict)
+
+    @property
     def keeps(self) -> bool:
         """Whether the trial ends and its setting stays."""
-        return self.passed or self.judgement.verdict is Verdict.BETTER
+        return self.passed or self.verdict is Verdict.BETTER
 
     def on(self, strides: Strides) -> "Checked":
         """Compares with the start of the strides too: worse when their total loss exceeds noise."""
         if not (self.keeps and strides.lost):
             return self
-        worse = Judgement(Verdict.WORSE, VerdictReason.LOSS_SHOWN, False)
-        changed = {"verdict": worse.verdict.value, "reason": worse.reason.value, "prediction_held": False}
-        part = self.part.model_copy(update=changed | {"observed_gain": strides.gain, "half_width": strides.half_width})
-        return replace(self, judgement=worse, passed=False, part=part, lost_strides=strides)
+        worse = {"verdict": Verdict.WORSE.value, "reason": VerdictReason.LOSS_SHOWN.value, "prediction_held": False}
+        part = self.part.model_copy(update=worse | {"observed_gain": strides.gain, "half_width": strides.half_width})
+        return replace(self, passed=False, part=part, lost_strides=strides)
 
 
 def side(window: Window, slo: Slo, wait_s: float, start_s: float, end_s: float) -> Side:
@@ -194,7 +196,7 @@ def check(trial: Trial, before: Window, seen: Seen, options: LoopOptions, model:
     hung_up = storm and length_s > 0.0 and more_hang_up(trial, before, seen.window, length_s)
     stalled = is_stalled(before, seen.window, trial.began_s - known_before_s(trial, before), trial.began_s)
     part = _part(trial, comparison, judgement)
-    return Checked(judgement, found, elapsed_s, passed, ratio, hung_up, stalled, part)
+    return Checked(found, elapsed_s, passed, ratio, hung_up, stalled, part)
 
 
 def _part(trial: Trial, comparison: Comparison, judgement: Judgement) -> VerifyPart:

@@ -93,13 +93,13 @@ CREATE TABLE kept (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 """
 
 
-def connect(path: Path, *, busy_s: float = BUSY_S) -> sqlite3.Connection:
+def connect(path: Path) -> sqlite3.Connection:
     """A connection to the state file, which is made when it is not there or empty.
 
     Raises StoreError, also for a damaged file; InputError for one of another release or of something else.
     """
     with store_errors(path):
-        connection = sqlite3.connect(path, timeout=busy_s, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     try:
         with store_errors(path):
             _prepare(connection, path)
