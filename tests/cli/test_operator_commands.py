@@ -13,7 +13,6 @@ from rooftune.policies import wire
 from rooftune.policies.errors import UnreachableError
 from rooftune.tuner.cli.controller import client
 from rooftune.tuner.clock import SystemClock
-from rooftune.tuner.config import TokenFile
 from rooftune.tuner.control.state import operator
 from rooftune.tuner.control.state.store import StateFile
 from rooftune.tuner.control.status.log import EventLog
@@ -183,7 +182,7 @@ def test_an_engine_that_refuses_is_reported(
 @pytest.fixture
 def server(running: StateFile, token: Path) -> Iterator[StatusServer]:
     about = About("chat-eu-1", "live", running.instance, 15.0)
-    made = StatusServer(about, running, SystemClock(), EventLog(io.StringIO()), "127.0.0.1:0", TokenFile(token))
+    made = StatusServer(about, running, SystemClock(), EventLog(io.StringIO()), "127.0.0.1:0", token)
     made.publish(push(3))
     yield made
     made.close()

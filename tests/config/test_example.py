@@ -12,8 +12,9 @@ from pydantic import BaseModel
 from rooftune.policies.guard import GuardLimits
 from rooftune.policies.slo import PROFILES
 from rooftune.policies.verify import RollbackThresholds
-from rooftune.tuner.config import Config, EngineSection, TokenFile, json_schema, load_config
+from rooftune.tuner.config import Config, EngineSection, json_schema, load_config
 from rooftune.tuner.config.sections import GuardSection, RollbackSection, SearchKnob
+from rooftune.tuner.config.tokens import holds_token
 from rooftune.tuner.search.space import EVERYTHING
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -97,12 +98,11 @@ def test_the_summary_shows_no_secret(tmp_path: Path) -> None:
 def test_tokens_are_read_at_every_use(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("a" * 16 + "\n" + "b" * 20 + "\n")
-    tokens = TokenFile(path)
-    assert tokens.holds("a" * 16) and tokens.holds("b" * 20) and not tokens.holds("a" * 15)
+    assert holds_token(path, "a" * 16) and holds_token(path, "b" * 20) and not holds_token(path, "a" * 15)
     path.write_text("c" * 16)
-    assert tokens.holds("c" * 16) and not tokens.holds("a" * 16)
+    assert holds_token(path, "c" * 16) and not holds_token(path, "a" * 16)
     for content in ("", "short", "\n\n", "x" * 70_000):
         path.write_text(content)
-        assert not tokens.holds(content) and not tokens.holds("")
+        assert not holds_token(path, content) and not holds_token(path, "")
     path.unlink()
-    assert not tokens.holds("c" * 16)
+    assert not holds_token(path, "c" * 16)

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rooftune.policies.errors import InputError
 from rooftune.policies.guard import Action, Reason
 from rooftune.tuner.clock import ManualClock
-from rooftune.tuner.config import Config, EngineSection, TokenFile
+from rooftune.tuner.config import Config, EngineSection
 from rooftune.tuner.control.outcome import SignalPart
 from rooftune.tuner.control.state import operator
 from rooftune.tuner.control.state.store import StateFile
@@ -40,7 +40,7 @@ class Rig:
         self.token_path = folder / "token"
         self.token_path.write_text(TOKEN + "\n")
         self.log = io.StringIO()
-        secret = TokenFile(self.token_path) if token else None
+        secret = self.token_path if token else None
         self.server = StatusServer(ABOUT, self.state, self.clock, EventLog(self.log), "127.0.0.1:0", secret)
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, bytes]:
@@ -361,7 +361,7 @@ def test_an_address_in_use_and_a_token_file_without_tokens_are_input_errors(tmp_
             StatusServer(ABOUT, state, clock, log, listen, None)
         (tmp_path / "short").write_text("short")
         with pytest.raises(InputError, match="at least 16 characters"):
-            StatusServer(ABOUT, state, clock, log, None, TokenFile(tmp_path / "short"))
+            StatusServer(ABOUT, state, clock, log, None, tmp_path / "short")
 
 
 def test_without_an_address_there_is_only_the_log(tmp_path: Path) -> None:

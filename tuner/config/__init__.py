@@ -3,9 +3,8 @@
 from rooftune.tuner.config.load import Override, json_schema, load_config
 from rooftune.tuner.config.model import Config
 from rooftune.tuner.config.sections import CadenceSection, EngineSection, RetentionSection
-from rooftune.tuner.config.tokens import TokenFile
 
 __all__ = [
-    "CadenceSection", "Config", "EngineSection", "Override", "RetentionSection", "TokenFile", "json_schema",
+    "CadenceSection", "Config", "EngineSection", "Override", "RetentionSection", "json_schema",
     "load_config",
 ]  # fmt: skip

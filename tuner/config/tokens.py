@@ -34,33 +34,28 @@ def _lines(path: Path) -> list[bytes]:
     return [line.strip() for line in content.split(b"\n") if line.strip()]
 
 
-class TokenFile:
+def read_tokens(path: Path) -> tuple[bytes, ...]:
     """One or more tokens of at least 16 characters, one a line, so that old and new both count during a change.
 
-    The file is read for every question: when it is gone or unusable, every request is refused.
+    Raises InputError when the file is unusable.
     """
+    if path.exists() and not path.is_file():  # a pipe would hold every request
+        raise InputError(f"token file {str(path)!r} is no regular file; correct the path")
+    tokens = tuple(_lines(path))
+    if not tokens or min(map(len, tokens)) < MIN_TOKEN_CHARS:
+        raise InputError(
+            f"token file {str(path)!r} needs tokens of at least {MIN_TOKEN_CHARS} characters, one a line; "
+            "make one with: openssl rand -hex 32"
+        )
+    return tokens
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
 
-    def tokens(self) -> tuple[bytes, ...]:
-        """All of them. Raises InputError when the file is unusable."""
-        if self.path.exists() and not self.path.is_file():  # a pipe would hold every question
-            raise InputError(f"token file {str(self.path)!r} is no regular file; correct the path")
-        tokens = tuple(_lines(self.path))
-        if not tokens or min(map(len, tokens)) < MIN_TOKEN_CHARS:
-            raise InputError(
-                f"token file {str(self.path)!r} needs tokens of at least {MIN_TOKEN_CHARS} characters, one a line; "
-                "make one with: openssl rand -hex 32"
-            )
-        return tokens
-
-    def holds(self, given: str) -> bool:
-        """Whether ``given`` is one of them; compared in constant time."""
-        try:
-            tokens = self.tokens()
-        except InputError:
-            return False
-        candidate = given.encode("utf-8", "surrogateescape")
-        same = [hmac.compare_digest(candidate, token) for token in tokens]  # all of them, whichever matches
-        return any(same)
+def holds_token(path: Path, given: str) -> bool:
+    """Whether ``given`` is one of the file's tokens, compared in constant time; False while the file is unusable."""
+    try:
+        tokens = read_tokens(path)
+    except InputError:
+        return False
+    candidate = given.encode("utf-8", "surrogateescape")
+    same = [hmac.compare_digest(candidate, token) for token in tokens]  # all of them, whichever matches
+    return any(same)

@@ -10,7 +10,7 @@ from types import FrameType
 from rooftune.policies.guard import Action
 from rooftune.tuner.clock import Clock, SystemClock
 from rooftune.tuner.config import Config
-from rooftune.tuner.control.cycle.draft import AfterStage, nothing_after
+from rooftune.tuner.control.cycle.draft import AfterStage
 from rooftune.tuner.control.cycle.loop import Controller
 from rooftune.tuner.control.explain.explain import MEANING, knobs, points, share
 from rooftune.tuner.control.explain.report import write_report
@@ -135,7 +135,7 @@ def run_controller(
     cycles: int | None = None,
     report: Path | None = None,
     tell: Tell,
-    after_stage: AfterStage = nothing_after,
+    after_stage: AfterStage = lambda stage: None,
     stop: Stop | None = None,
     searcher: Searcher | None = None,
 ) -> int:

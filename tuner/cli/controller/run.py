@@ -8,8 +8,8 @@ from pathlib import Path
 from rooftune.policies.commands import Command
 from rooftune.policies.errors import InputError
 from rooftune.tuner.cli.flags.values import add_value, flag_of, parse_count
-from rooftune.tuner.config import Config, Override, TokenFile, json_schema, load_config
-from rooftune.tuner.config.tokens import read_token
+from rooftune.tuner.config import Config, Override, json_schema, load_config
+from rooftune.tuner.config.tokens import read_token, read_tokens
 from rooftune.tuner.control.assemble import run_controller
 
 EPILOG = """A flag wins over the environment (ROOFTUNE_ENGINE_TOKEN_FILE, ROOFTUNE_TOKEN_FILE, ROOFTUNE_STORAGE,
@@ -86,7 +86,7 @@ def _check_files(config: Config) -> None:
     if config.engine.token_file is not None:
         read_token(config.engine.token_file)
     if config.token_file is not None:
-        TokenFile(config.token_file).tokens()
+        read_tokens(config.token_file)
     if config.engine.ca_file is not None and not config.engine.ca_file.is_file():
         raise InputError(f"engine.ca_file is {str(config.engine.ca_file)!r}, which is no file; correct the path")
     if config.state.exists() and not config.state.is_dir():

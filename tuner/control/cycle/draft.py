@@ -15,10 +15,6 @@ from rooftune.tuner.control.outcome import CycleRecord, RecordParts, Stage
 AfterStage = Callable[[Stage], None]
 
 
-def nothing_after(stage: Stage) -> None:
-    """The default hook: does nothing."""
-
-
 @dataclass
 class Draft:
     """parts: fields of ``CycleRecord`` known so far. after_stage: called at the end of each stage, for tests.

@@ -16,7 +16,7 @@ from rooftune.policies.guard import Action, Decision, Reason
 from rooftune.tuner.clock import Clock
 from rooftune.tuner.control.cycle.act import Actor
 from rooftune.tuner.control.cycle.book import Book
-from rooftune.tuner.control.cycle.draft import AfterStage, Draft, nothing_after
+from rooftune.tuner.control.cycle.draft import AfterStage, Draft
 from rooftune.tuner.control.cycle.fit import Learner
 from rooftune.tuner.control.cycle.judge import Judge
 from rooftune.tuner.control.cycle.observer import Observer
@@ -48,7 +48,7 @@ class Controller:
         options: LoopOptions,
         deploying: Callable[[], bool] = lambda: False,
         publish: Callable[[CycleRecord], None] = lambda record: None,
-        after_stage: AfterStage = nothing_after,
+        after_stage: AfterStage = lambda stage: None,
     ) -> None:
         self._engine, self._clock, self._store, self._options = engine, clock, store, options
         self._publish, self._after_stage = publish, after_stage

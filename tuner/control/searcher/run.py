@@ -103,6 +103,8 @@ def run_job(job: Job, tell: Tell) -> SearchAnswer:
     twin = twin_part(replays, observed, compared(observed), slo)
     if twin.verdict == "not_good":
         return SearchAnswer(twin=twin, proposal=None)
+    # Observed minus predicted; the other way round than in the record.
+    now_error = -(twin.attainment_error or 0.0) if job.current == job.base else 0.0
     archive = None if job.storage is None else _archive(job.storage, job.study)
     question = Question(
         traffic=traffic,
@@ -116,7 +118,7 @@ def run_job(job: Job, tell: Tell) -> SearchAnswer:
         draws=job.draws,
         noise=noise,
         live=job.live,
-        now_error=_now_error(twin) if job.current == job.base else 0.0,
+        now_error=now_error,
         warm=[] if archive is None else archive.remembered(WARM),
     )
     found = research(question, tell)
@@ -131,11 +133,6 @@ def run_job(job: Job, tell: Tell) -> SearchAnswer:
 def _archive(storage: str, study: str) -> Archive:
     """One connection for all jobs of this child."""
     return Archive(storage, study)
-
-
-def _now_error(twin: TwinPart) -> float:
-    """Observed minus predicted; the other way round than in the record."""
-    return 0.0 if twin.attainment_error is None else -twin.attainment_error
 
 
 def _proposal(found: LiveProposal) -> ProposalPart:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, TextIO
 
 import uvicorn
@@ -24,7 +25,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rooftune.policies.errors import InputError, UnreachableError
 from rooftune.tuner.clock import Clock
-from rooftune.tuner.config import Config, TokenFile
+from rooftune.tuner.config import Config
+from rooftune.tuner.config.tokens import holds_token, read_tokens
 from rooftune.tuner.config.values import split_listen
 from rooftune.tuner.control.outcome import CycleRecord
 from rooftune.tuner.control.ports import Store
@@ -137,12 +139,12 @@ class StatusServer:
     """Pages and log of one controller. listen None: no pages, the log alone."""
 
     def __init__(
-        self, about: About, store: Store, clock: Clock, log: EventLog, listen: str | None, token: TokenFile | None
+        self, about: About, store: Store, clock: Clock, log: EventLog, listen: str | None, token_file: Path | None
     ) -> None:
         """Raises InputError when the address cannot be listened on or the token file cannot be used."""
-        if token is not None:
-            token.tokens()
-        self._about, self._store, self._clock, self._log, self._token = about, store, clock, log, token
+        if token_file is not None:
+            read_tokens(token_file)
+        self._about, self._store, self._clock, self._log, self._token_file = about, store, clock, log, token_file
         self._view = View(about, clock)
         self._series = Series(self._view, store)
         self._pages = None if listen is None else PageServer(listen, self._app())
@@ -154,8 +156,7 @@ class StatusServer:
             config.engine.shown_name, config.mode, store.instance, config.cadence.cycle_s, version("rooftune")
         )
         log = EventLog(stream or sys.stderr, config.log.level, config.log.format)
-        token = None if config.token_file is None else TokenFile(config.token_file)
-        return cls(about, store, clock, log, config.listen, token)
+        return cls(about, store, clock, log, config.listen, config.token_file)
 
     @property
     def port(self) -> int | None:
@@ -216,11 +217,11 @@ class StatusServer:
         return await run_in_threadpool(self._run_command, request.scope["path"][1:], body)
 
     def _authorize(self, header: str) -> None:
-        if self._token is None:
+        if self._token_file is None:
             text = "this controller has no token_file, so that nothing is changed over HTTP; use the command"
             raise HTTPException(403, text)
         scheme, _, given = header.partition(" ")
-        if scheme.lower() != "bearer" or not self._token.holds(given.strip()):
+        if scheme.lower() != "bearer" or not holds_token(self._token_file, given.strip()):
             text = "the header Authorization: Bearer TOKEN is missing or wrong"
             raise HTTPException(401, text, {"WWW-Authenticate": "Bearer"})
 
