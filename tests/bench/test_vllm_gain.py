@@ -70,7 +70,7 @@ def test_the_controllers_configuration_is_valid(size: Size, tmp_path: Path) -> N
     file = tmp_path / "rooftune.yaml"
     file.write_text(yaml.safe_dump(config_of("http://127.0.0.1:8000", size, 0.123, 0.045)))
     config = load_config(str(file), [])
-    assert [target.bound_s for target in config.targets] == [0.123, 0.045]
+    assert [one.target().bound_s for one in config.targets] == [0.123, 0.045]
     assert config.guard.dwell_s * MOST_PUSHES >= size.tuned_rounds * size.span_s * 0.999
     assert config.cadence.lease_s >= 3 * config.cadence.cycle_s
 
