@@ -172,6 +172,11 @@ def serve(
     return Served(child, *found)
 
 
+def one_core_left() -> dict[str, str]:
+    """Threads that wait for each other on too few cores make every step long: one core stays for the others."""
+    return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) - 1))}
+
+
 def _addresses(child: Child) -> tuple[str, str] | None:
     printed = _text(child.out)
     answers, tuning = _ANSWERS.search(printed), _TUNING.search(printed)

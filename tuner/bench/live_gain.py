@@ -7,7 +7,6 @@ then the default again. Times are the engine's own. ``short``: an engine without
 """
 
 import importlib.util
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from rooftune.policies.commands import Figure
 from rooftune.policies.errors import MissingDataError, RefusedError, UnreachableError
 from rooftune.policies.quantiles import quantile
 from rooftune.policies.request import Setting
-from rooftune.tuner.bench.children import Child, Children, run_to_end
+from rooftune.tuner.bench.children import Child, Children, one_core_left, run_to_end
 from rooftune.tuner.bench.live_gain_rounds import (
     Bed,
     Round,
@@ -113,8 +112,7 @@ def bench(short: bool) -> Iterator[Figure]:
 
 def _bed(children: Children, work: Path, model: str) -> Bed:
     knobs = ["--max-step-tokens", str(BOOT_TOKENS), "--max-running", str(MAX_RUNNING), "--max-queue", "5000"]
-    threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) - 1))}
-    return serve_bed(children, work, ["--model", model, *knobs, "--no-prefix-caching"], threads)
+    return serve_bed(children, work, ["--model", model, *knobs, "--no-prefix-caching"], one_core_left())
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def live_job(traffic: Traffic, trials: int) -> Job:
         name: (0.97 * getattr(model, name), 1.03 * getattr(model, name)) for name in ("floor_s", "slope_s_per_token")
     }
     return Job(
-        window=window_of(traffic, ENGINE, IN_FORCE),
+        window=window_part_of(simulate(traffic, ENGINE, IN_FORCE, model, gap_bounds_s=[GAP_S]).outcomes),
         engine=ENGINE,
         model=model,
         draws=model_draws(model, allowed),
@@ -117,12 +117,6 @@ def live_job(traffic: Traffic, trials: int) -> Job:
         bounds={"step_tokens": (128.0, 8192.0), "chunk_cap_tokens": (16.0, 8192.0)},
         trials=trials,
     )
-
-
-def window_of(traffic: Traffic, engine: Engine, setting: Setting) -> WindowPart:
-    """What an engine with the bench's step model would have reported of this traffic."""
-    run = simulate(traffic, engine, setting, NAMED_MODELS[MODEL], gap_bounds_s=[GAP_S])
-    return window_part_of(run.outcomes)
 
 
 def window_part_of(run: Outcomes) -> WindowPart:

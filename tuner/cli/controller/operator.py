@@ -4,7 +4,9 @@ import argparse
 import os
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from rooftune.policies import wire
 from rooftune.policies.commands import Command
@@ -16,7 +18,6 @@ from rooftune.tuner.config import Config
 from rooftune.tuner.control.state import operator
 from rooftune.tuner.control.state.operator import OperatorRequest
 from rooftune.tuner.control.state.store import StateFile, holder
-from rooftune.tuner.ports.base import Port
 from rooftune.tuner.ports.http import HttpPort
 
 MAX_REASON = 200
@@ -85,39 +86,32 @@ class Desk:
         return True
 
 
-def engine_port(url: str, token_file: str | Path | None, ca_file: Path | None = None) -> Port:
-    """The engine at ``url``; the token file by flag or ROOFTUNE_ENGINE_TOKEN_FILE."""
+def at_engine(
+    command: Literal["revert", "resume"],
+    reason: str,
+    url: str,
+    token_file: str | Path | None,
+    ca_file: Path | None = None,
+) -> str:
+    """Straight at the engine; what came of it in words. Without a token file, that of ROOFTUNE_ENGINE_TOKEN_FILE.
+
+    revert: boot setting now, pushes blocked. resume: pushes allowed again. Raises PortError and RefusedError.
+    """
     path = token_file or os.environ.get(ENGINE_TOKEN) or None
-    return HttpPort(url, None if path is None else Path(path), ca_file=ca_file)
-
-
-def revert_engine(port: Port, reason: str) -> str:
-    """Boot setting now, pushes blocked; what came of it in words. Raises PortError and RefusedError."""
-    with closing(port):
-        answer = port.revert(wire.RevertRequest(actor=actor(), reason=reason, block=True))
-    return f"{port.address}: boot setting in force from step {_accepted(port, answer).effective_from_step}"
-
-
-def resume_engine(port: Port, reason: str) -> str:
-    """Pushes allowed again at the engine itself."""
-    with closing(port):
-        answer = port.resume(wire.ResumeRequest(actor=actor(), reason=reason))
-    return f"{port.address}: pushes are allowed again (revision {_accepted(port, answer).revision})"
-
-
-def _accepted(port: Port, answer: wire.PushAnswer | wire.Refusal) -> wire.PushAnswer:
+    with closing(HttpPort(url, None if path is None else Path(path), ca_file=ca_file)) as port:
+        if command == "revert":
+            answer = port.revert(wire.RevertRequest(actor=actor(), reason=reason, block=True))
+        else:
+            answer = port.resume(wire.ResumeRequest(actor=actor(), reason=reason))
     if isinstance(answer, wire.Refusal):
         raise RefusedError(f"{port.address} refused ({answer.code}): {answer.message}")
-    return answer
+    if command == "revert":
+        return f"{port.address}: boot setting in force from step {answer.effective_from_step}"
+    return f"{port.address}: pushes are allowed again (revision {answer.revision})"
 
 
 REVERT_EPILOG = """--engine needs no controller. With --config and no running controller, revert goes straight to the
 engine too. exit codes: 0 done, 1 refused or no controller to do it, 2 usage or input, 3 no answer in time"""
-
-
-def _pause_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``pause``."""
-    add_request_flags(parser, engine=False)
 
 
 def pause(arguments: argparse.Namespace) -> int:
@@ -134,19 +128,14 @@ def pause(arguments: argparse.Namespace) -> int:
     return 0
 
 
-PAUSE = Command("pause", "let the controller watch only, until resume", _pause_flags, pause)
-
-
-def _resume_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``resume``."""
-    add_request_flags(parser, engine=True)
+PAUSE = Command("pause", "let the controller watch only, until resume", partial(add_request_flags, engine=False), pause)
 
 
 def resume(arguments: argparse.Namespace) -> int:
     """At the controller, or straight at an engine that a revert has blocked."""
     reason = arguments.reason
     if arguments.engine is not None:
-        print(resume_engine(engine_port(arguments.engine, arguments.token_file), reason))
+        print(at_engine("resume", reason, arguments.engine, arguments.token_file))
         return 0
     if arguments.face is not None:
         ask(arguments.face, "/resume", arguments.token_file, {"actor": actor(), "reason": reason})
@@ -158,8 +147,7 @@ def resume(arguments: argparse.Namespace) -> int:
         print(f"resumed: the controller (pid {desk.pid}) may push again from its next cycle on")
     elif desk.config is not None:
         engine = desk.config.engine
-        port = engine_port(engine.url, arguments.token_file or engine.token_file, engine.ca_file)
-        done = resume_engine(port, reason)
+        done = at_engine("resume", reason, engine.url, arguments.token_file or engine.token_file, engine.ca_file)
         desk.note_done(request)
         print(f"resumed: {done}")
     else:
@@ -167,7 +155,9 @@ def resume(arguments: argparse.Namespace) -> int:
     return 0
 
 
-RESUME = Command("resume", "allow pushes again after a pause or a revert", _resume_flags, resume)
+RESUME = Command(
+    "resume", "allow pushes again after a pause or a revert", partial(add_request_flags, engine=True), resume
+)
 
 
 def _revert_flags(parser: argparse.ArgumentParser) -> None:
@@ -182,7 +172,7 @@ def revert(arguments: argparse.Namespace) -> int:
     """Straight at the engine, over a controller's page, or by the state folder."""
     reason = arguments.reason
     if arguments.engine is not None:
-        done = revert_engine(engine_port(arguments.engine, arguments.token_file), reason)
+        done = at_engine("revert", reason, arguments.engine, arguments.token_file)
         print(f"reverted: {done}; blocked until: rooftune resume --engine {arguments.engine}")
         return 0
     if arguments.face is not None:
@@ -203,7 +193,7 @@ def _revert_by_folder(desk: Desk, arguments: argparse.Namespace, reason: str) ->
         return 3
     if desk.config is not None:
         engine = desk.config.engine
-        done = revert_engine(engine_port(engine.url, arguments.token_file or engine.token_file, engine.ca_file), reason)
+        done = at_engine("revert", reason, engine.url, arguments.token_file or engine.token_file, engine.ca_file)
         desk.note_done(request)
         print(f"reverted: {done}; blocked until: rooftune resume --config {arguments.config}")
         return 0

@@ -16,7 +16,16 @@ import yaml
 
 from rooftune.policies.commands import Command
 from rooftune.policies.errors import InputError, UnreachableError
-from rooftune.tuner.bench.children import Child, Children, Event, Follower, Served, hangup_is_interrupt, serve
+from rooftune.tuner.bench.children import (
+    Child,
+    Children,
+    Event,
+    Follower,
+    Served,
+    hangup_is_interrupt,
+    one_core_left,
+    serve,
+)
 from rooftune.tuner.bench.rounds_client import IDS
 from rooftune.tuner.cli.demo.plan import (
     WATCH_REQUESTS,
@@ -77,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         _clear(work)
         warm_twin(progress)
         progress.say(f"starting an engine on {arguments.model} ...")
-        served = serve(children, _serve_words(arguments.model, work), _one_core_left())
+        served = serve(children, _serve_words(arguments.model, work), one_core_left())
         model = first_model(served)
         with contextlib.closing(HttpPort(served.tuning, work / "token")) as port:
             speed = measure(served, model, port)
@@ -89,7 +98,9 @@ def run(arguments: argparse.Namespace) -> int:
             bounds = watch_default(port, client, progress)
         progress.say(asked_for(bounds))
         write_text(work / "rooftune.yaml", yaml.safe_dump(_config(template, bounds, served)))
-        controller = children.start("controller", _run_words(work, arguments.out))
+        controller = children.start(
+            "controller", ["run", "--config", str(work / "rooftune.yaml"), "--report", arguments.out]
+        )
         watch(controller, client, until_s, progress)
         progress.close()
         controller.stop()
@@ -177,12 +188,6 @@ def _clear(path: Path) -> None:
         raise _unusable(path, error) from None
 
 
-def _one_core_left() -> dict[str, str]:
-    """Threads that wait for each other on too few cores make every step long: one core stays for the others."""
-    cores = len(os.sched_getaffinity(0))
-    return {"OMP_NUM_THREADS": str(max(1, cores - 1))}
-
-
 def _serve_words(model: str, work: Path) -> list[str]:
     knobs = ["--max-step-tokens", str(BOOT_TOKENS), "--max-running", str(MAX_RUNNING)]
     return ["--model", model, *knobs, "--tuning-token-file", str(work / "token"), "--drain", "3"]
@@ -191,10 +196,6 @@ def _serve_words(model: str, work: Path) -> list[str]:
 def _replay_words(work: Path, served: Served) -> list[str]:
     traffic, out = str(work / "traffic.csv"), str(work / "replay.json")
     return ["replay", "--traffic", traffic, "--url", served.base, "--vocab", str(IDS[1]), "--quiet", "--out", out]
-
-
-def _run_words(work: Path, out: str) -> list[str]:
-    return ["run", "--config", str(work / "rooftune.yaml"), "--report", out]
 
 
 def _config(template: dict[str, object], bounds: Bounds, served: Served) -> dict[str, object]:
