@@ -11,7 +11,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -56,6 +56,9 @@ SIZES = {
 }
 
 
+Size = tuple[int, int]  # of a segment: its tokens, and the position of the first
+
+
 @dataclass(frozen=True)
 class Kind:
     """What one measured step computes: ``decodes`` with ``context`` KV entries each, and one chunk behind ``prior``."""
@@ -64,6 +67,11 @@ class Kind:
     context: int
     chunk: int
     prior: int = 0
+
+    @property
+    def sizes(self) -> list[Size]:
+        chunk = [(self.chunk, self.prior)] if self.chunk else []
+        return [(1, self.context)] * self.decodes + chunk
 
     @property
     def computed_tokens(self) -> int:
@@ -149,21 +157,17 @@ def random_model(shape: Shape, device: torch.device, dtype: torch.dtype) -> PreT
         return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
 
-def make_step(kind: Kind, vocab_tokens: int, chance: random.Random) -> StepBatch:
-    """Segments with separate blocks for every request, so that no cache holds another's."""
-    at = 0
+def make_step(sizes: Iterable[Size], vocab_tokens: int, chance: random.Random, held: int | None = None) -> StepBatch:
+    """Segments with separate blocks for every request, so that no cache holds another's.
 
-    def segment(tokens: int, start: int) -> Segment:
-        nonlocal at
-        held = -(-(start + tokens) // BLOCK_TOKENS)
-        at += held
-        return Segment(
-            [chance.randrange(vocab_tokens) for _ in range(tokens)], start, list(range(at - held, at)), sample=True
-        )
-
-    segments = [segment(1, kind.context) for _ in range(kind.decodes)]
-    if kind.chunk:
-        segments.append(segment(kind.chunk, kind.prior))
+    held: blocks of each request; None: as many as it needs.
+    """
+    segments, at = list[Segment](), 0
+    for tokens, start in sizes:
+        blocks = held or -(-(start + tokens) // BLOCK_TOKENS)
+        token_ids = [chance.randrange(vocab_tokens) for _ in range(tokens)]
+        segments.append(Segment(token_ids, start, list(range(at, at + blocks)), sample=True))
+        at += blocks
     return StepBatch(tuple(segments))
 
 
@@ -172,16 +176,9 @@ def kernels_differ(runner: TorchRunner) -> float | None:
     """Largest difference of two logits, in standard deviations; None where there is but one attention."""
     chance = random.Random(1)
     vocab = runner.facts.vocab_tokens
-
-    def step(tokens: Sequence[int], starts: Sequence[int]) -> StepBatch:
-        segments = []
-        for at, (count, start) in enumerate(zip(tokens, starts, strict=True)):
-            token_ids = [chance.randrange(vocab) for _ in range(count)]
-            segments.append(Segment(token_ids, start, list(range(40 * at, 40 * (at + 1))), sample=True))
-        return StepBatch(tuple(segments))
-
     prompts = (5, 16, 100, 257, 600)
-    first, mixed = step(prompts, [0] * 5), step((1, 33, 1, 20, 1), prompts)
+    first = make_step(((tokens, 0) for tokens in prompts), vocab, chance, held=40)
+    mixed = make_step(zip((1, 33, 1, 20, 1), prompts, strict=True), vocab, chance, held=40)
     logits = []
     queries = torch.empty(1, 1, SIZES["1b"].hidden // SIZES["1b"].heads, dtype=DTYPES[runner.facts.dtype])
     if not attention.has_varlen_kernel(queries.to(runner.facts.device)):
@@ -207,7 +204,7 @@ def measure(runner: TorchRunner, seconds: float, most_tokens: int) -> dict[Kind,
     rounds = 0
     while rounds < 2 or time.perf_counter() < ends_s:
         for kind in chance.sample(fits, len(fits)):
-            step = make_step(kind, runner.facts.vocab_tokens, chance)
+            step = make_step(kind.sizes, runner.facts.vocab_tokens, chance)
             # The first of a kind comes out of another kind's caches; the very first also pays for choosing kernels.
             for _ in range(FIRST_WARM_STEPS if rounds == 0 else WARM_STEPS):
                 runner.run(step)

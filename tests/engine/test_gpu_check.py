@@ -66,7 +66,7 @@ def test_unusable_flags_are_one_line_each(capfd: pytest.CaptureFixture[str]) -> 
 
 def test_blocks_of_a_step_are_each_request_s_own() -> None:
     kind = gpu_check.Kind(decodes=5, context=40, chunk=33, prior=16)
-    step = gpu_check.make_step(kind, 100, random.Random(0))
+    step = gpu_check.make_step(kind.sizes, 100, random.Random(0))
     blocks = [block for segment in step.segments for block in segment.block_table]
     assert len(set(blocks)) == len(blocks) and max(blocks) * gpu_check.BLOCK_TOKENS < kind.kv_tokens
     assert step.computed_tokens == kind.computed_tokens

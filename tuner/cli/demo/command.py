@@ -87,11 +87,11 @@ def run(arguments: argparse.Namespace) -> int:
         warm_twin(progress)
         progress.say(f"starting an engine on {arguments.model} ...")
         served = serve(children, _serve_words(arguments.model, work), one_core_left())
-        model = first_model(served)
+        model, model_tokens = first_model(served)
         with contextlib.closing(HttpPort(served.tuning, work / "token")) as port:
             speed = measure(served, model, port)
-            plan = plan_of(speed, BOOT_TOKENS, model.max_tokens)
-            progress.say(opening(speed, plan, served.base, model.name))
+            plan = plan_of(speed, BOOT_TOKENS, model_tokens)
+            progress.say(opening(speed, plan, served.base, model))
             write_text(work / "traffic.csv", traffic_csv(plan, span_s, seed=1))
             until_s = time.monotonic() + span_s
             client = children.start("client", _replay_words(work, served))

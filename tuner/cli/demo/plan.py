@@ -117,22 +117,14 @@ SMALL_PROMPTS = (8, 16, 32, 48, 64, 96, 128)
 LEAST_SLOPE = 1e-7
 
 
-@dataclass(frozen=True)
-class Model:
-    """What is served: its name, and the most tokens of a request."""
-
-    name: str
-    max_tokens: int
-
-
-def measure(served: Served, model: Model, port: HttpPort) -> Speed:
+def measure(served: Served, model: str, port: HttpPort) -> Speed:
     """A few requests, one after the other. Raises UnreachableError or RefusedError when the engine does not serve."""
     chance = random.Random(0)
     with httpx.Client(timeout=WAIT_S, trust_env=False) as http:
         small = [(tokens, 2) for tokens in 2 * SMALL_PROMPTS]
         for prompt, answer in ((16, 4), (32, ANSWER_TOKENS), *small, *((tokens, 2) for tokens in PROMPTS)):
             tokens = [chance.randrange(*IDS) for _ in range(prompt)]
-            _ask(http, served.base, model.name, tokens, answer)
+            _ask(http, served.base, model, tokens, answer)
     return speed_of(StepRows.from_wire(port.steps_after(-1)))
 
 
@@ -149,12 +141,12 @@ def speed_of(steps: StepRows) -> Speed:
     return Speed(float(np.median(decodes)), max(slope, LEAST_SLOPE))
 
 
-def first_model(served: Served) -> Model:
-    """Raises UnreachableError when the server does not say what it serves."""
+def first_model(served: Served) -> tuple[str, int]:
+    """Name and most tokens of a request. Raises UnreachableError when the server does not say what it serves."""
     with httpx.Client(timeout=WAIT_S, trust_env=False) as http:
         try:
             entry = http.get(f"{served.base}/v1/models").json()["data"][0]
-            return Model(str(entry["id"]), int(entry["max_model_len"]))
+            return str(entry["id"]), int(entry["max_model_len"])
         except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
             raise UnreachableError(f"{served.base} does not say what it serves: {error}") from None
 
