@@ -162,14 +162,11 @@ class Bed:
         return round_of(rows, requests)
 
     def _new_rows(self) -> RequestRows:
-        pages = [RequestRows.from_wire()]
-        while True:
-            page = self.port.requests_after(self.after)
-            if not page.sequence:
-                whole = [rows for rows in pages if len(rows)]
-                return RequestRows.join(whole) if whole else pages[0]
+        pages = list[RequestRows]()
+        while (page := self.port.requests_after(self.after)).sequence:
             self.after = page.next
             pages.append(RequestRows.from_wire(page))
+        return RequestRows.join(pages) if pages else RequestRows.from_wire()
 
     def push(self, setting: Setting) -> None:
         """Put budget and chunk cap in force for as long as the bench takes. Raises RefusedError when refused."""

@@ -10,7 +10,7 @@ from rooftune.policies.step_time import priced
 from rooftune.tuner.cli.flags.case import add_case_flags, read_case
 from rooftune.tuner.cli.flags.engine import add_current_flags, read_current
 from rooftune.tuner.cli.flags.search import KNOBS, TRIALS, add_search_flags
-from rooftune.tuner.cli.flags.setting import add_setting_flags, read_setting
+from rooftune.tuner.cli.flags.setting import add_setting_flags, given_knobs, read_setting
 from rooftune.tuner.cli.flags.values import flag_of
 from rooftune.tuner.cli.output import progress_to_stderr, warm_twin
 from rooftune.tuner.record import json_text
@@ -29,10 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``capacity``."""
     parser.epilog = _EXAMPLE
     add_case_flags(parser)
-    before = {action.dest for action in parser._actions}
     add_setting_flags(parser)
-    names = [action.dest for action in parser._actions if action.dest not in before]
-    parser.set_defaults(setting_defaults={name: parser.get_default(name) for name in names})
     add_current_flags(parser)
     search = parser.add_argument_group("search (when no setting is given) and output")
     add_search_flags(search)
@@ -46,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--storage and --study belong to recommend: capacity keeps no trials; drop them")
     case = read_case(args)
     given: Setting | None = None
-    if any(getattr(args, name) != default for name, default in args.setting_defaults.items()):
+    if given_knobs(args):
         given = read_setting(args, case.engine, priced(case.model).formula)
         for name in ("trials", "seed", "current_budget", "current_cap"):
             if getattr(args, name) is not None:

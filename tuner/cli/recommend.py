@@ -2,8 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -48,7 +47,10 @@ def run(args: argparse.Namespace) -> int:
     seed, knobs = args.seed or 0, KNOBS[args.engine]
     case = read_case(args)
     current, current_source = read_current(args, case.engine)
-    with _folder(args.out) as folder:
+    if args.out is not None and not args.out.strip():
+        raise InputError("--out is empty, must name a folder; check the variable that it came from")
+    place: AbstractContextManager[Path | None] = nullcontext() if args.out is None else report_folder(Path(args.out))
+    with place as folder:
         with progress_to_stderr(args.quiet) as progress:
             warm_twin(progress)
             found = recommend(
@@ -81,17 +83,6 @@ def _version() -> str:
         return version("rooftune")
     except PackageNotFoundError:  # run from a checkout that is not installed
         return "(not installed)"
-
-
-@contextmanager
-def _folder(out: str | None) -> Iterator[Path | None]:
-    if out is None:
-        yield None
-        return
-    if not out.strip():
-        raise InputError("--out is empty, must name a folder; check the variable that it came from")
-    with report_folder(Path(out)) as folder:
-        yield folder
 
 
 def _print(record: RunRecord, written: tuple[Path, ...], as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from contextlib import closing
 from pathlib import Path
 
 from rooftune.policies.commands import Command, exit_code_of
@@ -42,11 +43,8 @@ def run(args: argparse.Namespace) -> int:
     token_file = None if args.engine_token_file is None else Path(args.engine_token_file)
     if token_file is not None:
         read_token(token_file)
-    port = HttpPort(args.engine, token_file)
-    try:
+    with closing(HttpPort(args.engine, token_file)) as port:
         rows, lost, code = record(ProtocolReader(port), SystemClock(), getattr(args, "for"))
-    finally:
-        port.close()
     samples = rows.samples() if len(rows) else None
     if samples is None or not len(samples):
         raise InputError(f"{args.engine} has run no step yet; send it some traffic, or record for longer with --for")

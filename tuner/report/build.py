@@ -28,11 +28,10 @@ from rooftune.tuner.record import (
     plain,
 )
 from rooftune.tuner.report.details import curve_part, feasible_part, timeline_part
+from rooftune.tuner.report.flags import MAIN_KNOBS
 from rooftune.tuner.search.evaluation import Case, Evaluation, Recommendation, Role
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.traffic.workload import Traffic
-
-_ALWAYS_SHOWN = ("step_tokens", "chunk_cap_tokens", "max_running")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +49,7 @@ def setting_values(setting: Setting) -> dict[str, int | float]:
     return {
         name: value
         for name, value in setting._asdict().items()
-        if name in _ALWAYS_SHOWN or (value != standard.get(name) and KNOB[name].acts(setting))
+        if name in MAIN_KNOBS or (value != standard.get(name) and KNOB[name].acts(setting))
     }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from rooftune.policies.envelope import FOLLOWERS, KNOB_LABELS, KNOBS, Knob, Number
 from rooftune.tuner.record import RunRecord, TrialPart
 
-_FLAGGED = ("step_tokens", "chunk_cap_tokens", "max_running")
+MAIN_KNOBS = ("step_tokens", "chunk_cap_tokens", "max_running")  # every vLLM has a flag for these
 _OLD_CAPS = {
     "max_partial_prefills": "--max-num-partial-prefills",
     "max_long_partial_prefills": "--max-long-partial-prefills",
@@ -19,7 +19,7 @@ _OLD_CAPS = {
 
 def _hooked(setting: Mapping[str, Number]) -> list[Knob]:
     """The knobs of a setting that no version of vLLM has a flag for; what follows another knob is not named."""
-    flagged = {*_FLAGGED, *_OLD_CAPS, *FOLLOWERS}
+    flagged = {*MAIN_KNOBS, *_OLD_CAPS, *FOLLOWERS}
     return [knob for knob in KNOBS if knob.name in setting and knob.name not in flagged]
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,16 +51,14 @@ def engine_findings(place: Place, clock: Clock) -> Iterator[Finding]:
     yield ok(Check.REACHABLE, f"{place.url} answers")
     yield ok(Check.PROTOCOL, f"version {state.protocol_version}: {state.engine} {state.engine_version}, {state.model}")
     yield from _version(found)
-    port = HttpPort(place.url, place.token_file, place.timeouts, ca_file=place.ca_file)
-    try:
-        yield from _writes(port, place)
-        yield from _standing(state)
-        yield from _knobs(state)
-        yield from _rows(port, place, clock)
-    except PortError as error:
-        yield _failed(error)
-    finally:
-        port.close()
+    with closing(HttpPort(place.url, place.token_file, place.timeouts, ca_file=place.ca_file)) as port:
+        try:
+            yield from _writes(port, place)
+            yield from _standing(state)
+            yield from _knobs(state)
+            yield from _rows(port, place, clock)
+        except PortError as error:
+            yield _failed(error)
 
 
 def _encryption(place: Place) -> Iterator[Finding]:

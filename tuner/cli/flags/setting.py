@@ -26,10 +26,15 @@ def add_setting_flags(parser: argparse.ArgumentParser) -> None:
         add_value(group, f"--{knob.flag}", partial(_parse, knob), _METAVARS.get(knob.unit), words)
 
 
+def given_knobs(args: argparse.Namespace) -> dict[str, Number]:
+    """The knobs that were given, by name."""
+    values = {knob.name: getattr(args, knob.flag.replace("-", "_")) for knob in _FLAGGED}
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def read_setting(args: argparse.Namespace, engine: Engine, model: StepModel) -> Setting:
     """One setting, inside the engine's envelope. Raises InputError."""
-    flags = {knob.name: getattr(args, knob.flag.replace("-", "_")) for knob in _FLAGGED}
-    given: dict[str, Number] = {name: value for name, value in flags.items() if value is not None}
+    given = given_knobs(args)
     values: dict[str, Number] = {"step_tokens": CURRENT_BUDGET_TOKENS, "max_running": engine.sequence_ceiling}
     setting = Setting(**(values | given))  # type: ignore[arg-type]  # each of its unit
     _check_given(given, setting)
