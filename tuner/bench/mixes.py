@@ -28,12 +28,12 @@ BURSTS = "the same in bursts"
 GIANTS = "chat with 1 in 30 giants"
 
 
-def mix(name: str, span_s: float = 600.0, seed: int = 2) -> Traffic:
+def mix(name: str, span_s: float = 600.0) -> Traffic:
     """One of the three made mixes."""
     makers: dict[str, Callable[[], Traffic]] = {
-        SHOP: lambda: document_mix(seed, 4.0, span_s, 8, (16_000, 32_000)),
-        BURSTS: lambda: document_mix(seed, 3.0, span_s, 8, (16_000, 32_000), burst_cv=3.0),
-        GIANTS: lambda: document_mix(seed, 3.0, span_s, 30, (60_000, 100_000)),
+        SHOP: lambda: document_mix(2, 4.0, span_s, 8, (16_000, 32_000)),
+        BURSTS: lambda: document_mix(2, 3.0, span_s, 8, (16_000, 32_000), burst_cv=3.0),
+        GIANTS: lambda: document_mix(2, 3.0, span_s, 30, (60_000, 100_000)),
     }
     return makers[name]()
 

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import Distribution, distribution
+from importlib.metadata import distribution
 from pathlib import Path
 
 import httpx
@@ -57,9 +57,9 @@ def vllm_python(environment: Mapping[str, str] = os.environ, project: Path = PRO
     return python
 
 
-def visible(folder: Path, found: Distribution | None = None) -> Path:
+def visible(folder: Path) -> Path:
     """``folder`` as an entry of PYTHONPATH with our packages and our entry points, and nothing else of ours."""
-    ours = found or distribution("rooftune")
+    ours = distribution("rooftune")
     info = folder / f"rooftune-{ours.version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: rooftune\nVersion: {ours.version}\n")
