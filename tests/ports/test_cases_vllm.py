@@ -14,7 +14,6 @@ from rooftune.tuner.ports.vllm.boot import (
     GIB,
     BootFlags,
     BootProblem,
-    BootTrial,
     Card,
     ModelFacts,
     Objection,
@@ -52,10 +51,10 @@ def problems(found: Sequence[Objection]) -> list[tuple[BootProblem, str]]:
 
 
 def largest_safe_ceiling(
-    model: ModelFacts, able: Capabilities, trials: Sequence[BootTrial], wanted: Sequence[int]
+    model: ModelFacts, able: Capabilities, ended: Sequence[BootFlags], wanted: Sequence[int]
 ) -> int | None:
     """The largest ceiling without an objection; None when none is left."""
-    safe = [tokens for tokens in wanted if not objections(BootFlags(ceiling_tokens=tokens), model, able, trials)]
+    safe = [tokens for tokens in wanted if not objections(BootFlags(ceiling_tokens=tokens), model, able, ended)]
     return max(safe, default=None)
 
 
@@ -83,9 +82,9 @@ def test_case_4_a_refused_start_is_tried_once_and_not_blamed_on_the_budget() -> 
     flags = BootFlags(ceiling_tokens=4096, chunk_cap_tokens=256)
     able = able_at("0.19.0")
     assert objections(flags, TEXT, able) == ()
-    ended = [BootTrial(flags, None)]
+    ended = [flags]
     assert BootProblem.TRIED_AND_ENDED in [one.problem for one in objections(flags, TEXT, able, ended)]
-    by_flag = [BootTrial(CASE_4, None)]
+    by_flag = [CASE_4]
     assert objections(flags, TEXT, able, by_flag) == (), "it was the flag that ended that one, not 4,096 tokens"
 
 
@@ -153,21 +152,20 @@ def test_case_9_headroom_that_leaves_no_room_for_one_prompt_is_refused() -> None
 
 def test_case_10_a_failed_start_sets_a_bound_and_is_never_retried() -> None:
     able = able_at("0.32.0")
-    came_up = [BootTrial(BootFlags(ceiling_tokens=tokens), blocks) for tokens, blocks in ((100, 2241), (2048, 2196))]
-    trials = [*came_up, BootTrial(BootFlags(ceiling_tokens=131_072), None)]
-    assert learnt_bound_tokens(trials) == 131_072
-    again = objections(BootFlags(ceiling_tokens=131_072), TEXT, able, trials)
+    ended = [BootFlags(ceiling_tokens=131_072)]
+    assert learnt_bound_tokens(ended) == 131_072
+    again = objections(BootFlags(ceiling_tokens=131_072), TEXT, able, ended)
     assert [one.problem for one in again] == [BootProblem.TRIED_AND_ENDED, BootProblem.ABOVE_LEARNT_BOUND]
-    larger = objections(BootFlags(ceiling_tokens=262_144), TEXT, able, trials)
+    larger = objections(BootFlags(ceiling_tokens=262_144), TEXT, able, ended)
     assert [(one.problem, one.bound) for one in larger] == [(BootProblem.ABOVE_LEARNT_BOUND, 131_071)]
-    assert objections(BootFlags(ceiling_tokens=65_536), TEXT, able, trials) == ()
-    trials.append(BootTrial(BootFlags(ceiling_tokens=65_536), None))
-    assert learnt_bound_tokens(trials) == 65_536
+    assert objections(BootFlags(ceiling_tokens=65_536), TEXT, able, ended) == ()
+    ended.append(BootFlags(ceiling_tokens=65_536))
+    assert learnt_bound_tokens(ended) == 65_536
     wanted = [2048, 8192, 32_768, 65_536, 131_072]
     seen = []
-    while (tokens := largest_safe_ceiling(TEXT, able, trials, wanted)) is not None:
+    while (tokens := largest_safe_ceiling(TEXT, able, ended, wanted)) is not None:
         seen.append(tokens)
-        trials.append(BootTrial(BootFlags(ceiling_tokens=tokens), None))
+        ended.append(BootFlags(ceiling_tokens=tokens))
     assert seen == [32_768, 8192, 2048], "each once, downwards: no loop of retries"
 
 
@@ -245,10 +243,10 @@ def test_case_21_without_a_target_on_gaps_the_largest_ceiling_that_starts_and_th
     wanted = [4096, start.ceiling_tokens, 32_768, 65_536]
     model = ModelFacts(model_tokens=65_536)
     assert largest_safe_ceiling(model, able, [], wanted) == 65_536
-    trials = [BootTrial(BootFlags(ceiling_tokens=65_536), None), BootTrial(BootFlags(ceiling_tokens=32_768), 9000)]
-    assert largest_safe_ceiling(model, able, trials, wanted) == 32_768
+    ended = [BootFlags(ceiling_tokens=65_536)]
+    assert largest_safe_ceiling(model, able, ended, wanted) == 32_768
     larger = [tokens for tokens in wanted if tokens > 32_768]
-    assert larger and largest_safe_ceiling(model, able, trials, larger) is None, "it is in force: there it stops"
+    assert larger and largest_safe_ceiling(model, able, ended, larger) is None, "it is in force: there it stops"
 
 
 # --- what vLLM itself checks at a start ---

@@ -17,7 +17,6 @@ from rooftune.tuner.files import read_small
 from rooftune.tuner.ports.vllm.boot import (
     Batch,
     BootFlags,
-    BootTrial,
     Card,
     ModelFacts,
     Objection,
@@ -115,7 +114,7 @@ def _advice(arguments: argparse.Namespace, version: Version, start: Start) -> tu
         block_tokens=arguments.block_tokens,
         model_tokens=start.model_tokens,
     )
-    ended = [BootTrial(BootFlags(ceiling_tokens=tokens), None) for tokens in arguments.ended or ()]
+    ended = [BootFlags(ceiling_tokens=tokens) for tokens in arguments.ended or ()]
     facts = ModelFacts(model_tokens=start.model_tokens, item_tokens=arguments.item_tokens)
     return advice, objections(advice.flags, facts, able, ended)
 

@@ -74,38 +74,24 @@ class Objection:
     bound: int | None = None
 
 
-@dataclass(frozen=True)
-class BootTrial:
-    """A start that was made. kv_blocks: what it had room for; None: it ended before it answered."""
-
-    flags: BootFlags
-    kv_blocks: int | None
-
-    @property
-    def ended(self) -> bool:
-        return self.kv_blocks is None
-
-
-def learnt_bound_tokens(trials: Iterable[BootTrial]) -> int | None:
+def learnt_bound_tokens(ended: Iterable[BootFlags]) -> int | None:
     """The least ceiling that ended a start although every flag was fine: from there on none is tried. None: none did.
 
     A start that came up with that ceiling or a larger one (another day, another neighbour on the card) does not lift
     it.
     """
-    ended = [trial.flags.ceiling_tokens for trial in trials if trial.ended and trial.flags.ceiling_tokens is not None]
-    return min(ended, default=None)
+    return min((flags.ceiling_tokens for flags in ended if flags.ceiling_tokens is not None), default=None)
 
 
 def objections(
-    flags: BootFlags, model: ModelFacts, able: Capabilities, trials: Sequence[BootTrial] = ()
+    flags: BootFlags, model: ModelFacts, able: Capabilities, ended: Sequence[BootFlags] = ()
 ) -> tuple[Objection, ...]:
-    """Everything against this start; empty: it may be tried, once."""
+    """Everything against this start; empty: it may be tried, once. ended: starts that ended before they answered."""
     found = [*_flags(flags, able), *_item(flags, model), *_own_checks(flags, model)]
-    if any(trial.ended and trial.flags == flags for trial in trials):
+    if flags in ended:
         found.append(Objection(BootProblem.TRIED_AND_ENDED, FLAGS["ceiling_tokens"], flags.ceiling_tokens or 0))
     # A start that the flags alone would have ended says nothing about the ceiling.
-    fair = [trial for trial in trials if not (_flags(trial.flags, able) or _own_checks(trial.flags, model))]
-    bound = learnt_bound_tokens(fair)
+    bound = learnt_bound_tokens(one for one in ended if not (_flags(one, able) or _own_checks(one, model)))
     if bound is not None and flags.ceiling_tokens is not None and flags.ceiling_tokens >= bound:
         found.append(
             Objection(BootProblem.ABOVE_LEARNT_BOUND, FLAGS["ceiling_tokens"], flags.ceiling_tokens, bound - 1)
