@@ -38,7 +38,6 @@ def job(traffic: Traffic | None = None, **changes: Any) -> Job:
         "engine": ENGINE,
         "model": MODEL,
         "slo": Slo((TTFT, GAP)),
-        "current": BASE,
         "base": BASE,
         "bounds": BOUNDS,
         "trials": 30,

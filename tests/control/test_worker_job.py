@@ -81,7 +81,7 @@ def test_the_cut_ends_of_a_window_do_not_count_against_the_twin() -> None:
     whole = window(mix(3, rate_rps=9.0, span_s=180.0), setting)
     arrival_s = np.array(whole.arrival_s)
     cut = part_of(whole, (arrival_s >= 60.0) & (arrival_s <= 120.0), zero_s=60.0)
-    asked = job(window=cut, current=setting)
+    asked = job(window=cut)
     seen = observed_of(cut)
     kept = compared(seen)
     assert 0.5 * len(kept) <= kept.sum() < len(kept)
@@ -193,11 +193,11 @@ def test_47_a_locked_storage_is_refused_with_a_message_and_the_next_job_runs(
         ({"model": {"floor_s": 1.0}}, "model.overhead_s"),
         ({"model": {**MODEL._asdict(), "sharpness": 0.5}}, "sharpness"),
         ({"draws": ({"floor_s": 1.0},)}, "draws.0"),
-        ({"current": {"step_tokens": 2048, "knob": 1}}, "knob"),
+        ({"base": {"step_tokens": 2048, "knob": 1}}, "knob"),
         ({"base": {"max_running": 8}}, "step_tokens"),
         ({"slo": {"targets": [{"metric": "beauty", "bound_s": 1.0, "quantile": 0.9}]}}, "metric"),
         ({"noise_modelled_s": (0.1,) * 30}, "twice"),
-        ({"current": {"step_tokens": 1 << 20}}, "boot envelope"),
+        ({"base": {"step_tokens": 1 << 20}}, "boot envelope"),
     ],
 )
 def test_an_invalid_job_raises_an_error_with_a_remedy(changes: dict[str, object], words: str) -> None:

@@ -112,7 +112,6 @@ def live_job(traffic: Traffic, trials: int) -> Job:
         noise_modelled_s=tuple(modelled_s.tolist()),
         noise_measured_s=tuple((modelled_s * rng.lognormal(0.0, 0.02, NOISE_STEPS)).tolist()),
         slo=Slo((Target("ttft", 2.0, 0.99), Target("gap", GAP_S, 0.99))),
-        current=IN_FORCE,
         base=IN_FORCE,
         bounds={"step_tokens": (128.0, 8192.0), "chunk_cap_tokens": (16.0, 8192.0)},
         trials=trials,

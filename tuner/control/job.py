@@ -77,9 +77,9 @@ class Job(Part):
     """One window to judge and to search.
 
     draws: other step models that the data allows. noise_modelled_s, noise_measured_s: the same steps twice, for the
-    twin's step noise (empty: none). current: the setting under which the window ran. base: the setting to search from
-    (the one in force now). bounds: knob -> (least, greatest) within envelope, operator's bounds and trust region; other
-    knobs are not searched. study, storage: name and Optuna URL of the trials (None: memory). live: settings that ran
+    twin's step noise (empty: none). base: the setting in force, under which the window ran and from which the search
+    goes out. bounds: knob -> (least, greatest) within envelope, operator's bounds and trust region; other knobs are not
+    searched. study, storage: name and Optuna URL of the trials (None: memory). live: settings that ran
     live, newest first.
     """
 
@@ -90,7 +90,6 @@ class Job(Part):
     noise_modelled_s: tuple[float, ...] = ()
     noise_measured_s: tuple[float, ...] = ()
     slo: Slo
-    current: Setting
     base: Setting
     bounds: dict[str, tuple[float, float]]
     trials: Some = 100

@@ -98,7 +98,6 @@ def make_job(
         rows = rows.select(np.arange(len(rows) - MOST_REQUESTS, len(rows)))
     start_s = float(rows.arrival_s[0])
     modelled, measured = noise_pairs(model, seen.window.steps)
-    in_force = effective(seen)
     return Job(
         window=window_part(rows, start_s),
         engine=_engine(seen),
@@ -107,8 +106,7 @@ def make_job(
         noise_modelled_s=modelled,
         noise_measured_s=measured,
         slo=seen.slo,
-        current=in_force,
-        base=in_force,
+        base=effective(seen),
         bounds=bounds,
         trials=options.trials,
         seed=options.seed + number,

@@ -97,14 +97,11 @@ def run_job(job: Job, tell: Tell) -> SearchAnswer:
     bounds_s = sorted({*slo.gap_bounds(), *job.window.gap_bounds_s})
     others = [] if noise is QUIET else [noise_of(job, job.seed + k) for k in range(1, JUDGE_SEEDS)]
     replays = [
-        simulate(traffic, job.engine, job.current, model, gap_bounds_s=bounds_s, noise=luck)
-        for luck in (noise, *others)
+        simulate(traffic, job.engine, job.base, model, gap_bounds_s=bounds_s, noise=luck) for luck in (noise, *others)
     ]
     twin = twin_part(replays, observed, compared(observed), slo)
     if twin.verdict == "not_good":
         return SearchAnswer(twin=twin, proposal=None)
-    # Observed minus predicted; the other way round than in the record.
-    now_error = -(twin.attainment_error or 0.0) if job.current == job.base else 0.0
     archive = None if job.storage is None else _archive(job.storage, job.study)
     question = Question(
         traffic=traffic,
@@ -118,7 +115,8 @@ def run_job(job: Job, tell: Tell) -> SearchAnswer:
         draws=job.draws,
         noise=noise,
         live=job.live,
-        now_error=now_error,
+        # Observed minus predicted; the other way round than in the record.
+        now_error=-(twin.attainment_error or 0.0),
         warm=[] if archive is None else archive.remembered(WARM),
     )
     found = research(question, tell)
