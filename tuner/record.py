@@ -349,11 +349,3 @@ def first_problem(error: ValidationError, where: str, remedy: str) -> InputError
     first = error.errors(include_url=False, include_context=False)[0]
     place = ".".join(str(step) for step in first["loc"]) or "the file"
     return InputError(f"{where}: {place}: {first['msg']}; {remedy}")
-
-
-def record_from_json(text: str, where: str) -> RunRecord:
-    """Load a record; ``where`` names it in messages. Raises InputError: one line with key, value and bound."""
-    try:
-        return RunRecord.model_validate_json(text)
-    except ValidationError as error:
-        raise first_problem(error, where, "give a report.json that this release of rooftune wrote") from None

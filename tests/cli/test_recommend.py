@@ -9,9 +9,9 @@ import pytest
 
 from rooftune.policies.errors import InputError, UnreachableError
 from rooftune.tuner.cli.flags.search import check_storage
-from rooftune.tuner.record import record_from_json
 from rooftune.tuner.report.folder import report_files
 from tests.cli.commands import HEAD, rooftune, write_mix
+from tests.report.records import record_from_json
 
 NAMES = {"index.html", "report.md", "report.json"}
 TARGETS = ("--ttft-p99", "4s", "--gap-p99", "50ms")

@@ -13,7 +13,8 @@ import pytest
 
 from rooftune.policies.commands import COMMAND_GROUP
 from rooftune.tuner.cli.main import main
-from rooftune.tuner.replay.result_file import ReplayResult, read_result
+from rooftune.tuner.replay.result_file import ReplayResult
+from tests.replay.rows import read_result
 from tests.replay.stub import DONE, Received, begin, plain, stub_server, token, usage, whole
 
 POINTS = {"replay": EntryPoint("replay", "rooftune.tuner.cli.replay:COMMAND", COMMAND_GROUP)}

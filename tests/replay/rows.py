@@ -1,7 +1,12 @@
 """Rows of a replay to judge, match and write."""
 
+from pathlib import Path
+
+from pydantic import ValidationError
+
 from rooftune.policies.wire import RequestColumns
-from rooftune.tuner.record import TargetPart, TrafficPart
+from rooftune.tuner.files import read_text, shown_path
+from rooftune.tuner.record import TargetPart, TrafficPart, first_problem
 from rooftune.tuner.replay.result_file import (
     ClientPart,
     EnginePart,
@@ -132,3 +137,12 @@ def result(rows: list[RequestPart], verdicts: list[VerdictPart], engine: EngineP
         engine=engine,
         engine_error=None,
     )  # fmt: skip
+
+
+def read_result(path: str | Path) -> ReplayResult:
+    """Raises InputError: one line with file, key, value and bound."""
+    text = read_text(path)
+    try:
+        return ReplayResult.model_validate_json(text)
+    except ValidationError as error:
+        raise first_problem(error, shown_path(path), "give a file that rooftune replay --out wrote") from None

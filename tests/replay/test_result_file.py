@@ -9,9 +9,9 @@ import pytest
 from rooftune.policies.errors import InputError
 from rooftune.policies.slo import Slo, Target, good, margins
 from rooftune.tuner.replay.outcomes import client_outcomes, engine_outcomes, verdict
-from rooftune.tuner.replay.result_file import read_result, summary_line, write_result
+from rooftune.tuner.replay.result_file import summary_line, write_result
 from rooftune.tuner.replay.session import client_part
-from tests.replay.rows import engine_part, engine_row, result, row
+from tests.replay.rows import engine_part, engine_row, read_result, result, row
 
 SLO = Slo((Target("ttft", 0.45, 1.0), Target("longest_gap", 0.2, 1.0)))
 ROWS = [

@@ -8,7 +8,7 @@ import pytest
 
 from rooftune.policies.commands import COMMAND_GROUP
 from rooftune.tuner.cli.main import main
-from rooftune.tuner.replay.result_file import read_result
+from tests.replay.rows import read_result
 from tests.system.test_serve_fake import TOKEN, serving, url
 
 POINTS = {"replay": EntryPoint("replay", "rooftune.tuner.cli.replay:COMMAND", COMMAND_GROUP)}

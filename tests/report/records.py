@@ -3,8 +3,10 @@
 import json
 from typing import Any
 
+from pydantic import ValidationError
+
 from rooftune.policies.step_time import NAMED_MODELS
-from rooftune.tuner.record import RunRecord, record_from_json
+from rooftune.tuner.record import RunRecord, first_problem
 
 BUDGETS = (256, 512, 640, 768, 1024, 2048, 4096, 8192)
 GAP_BOUND_S, TTFT_BOUND_S = 0.03, 2.0
@@ -199,3 +201,11 @@ def _group(dimension: str, name: str, requests: int, before: float, after: float
 def record(**changed: Any) -> RunRecord:
     """The same, loaded."""
     return record_from_json(json.dumps(record_values(**changed)), "the test's record")
+
+
+def record_from_json(text: str, where: str) -> RunRecord:
+    """Load a record; ``where`` names it in messages. Raises InputError: one line with key, value and bound."""
+    try:
+        return RunRecord.model_validate_json(text)
+    except ValidationError as error:
+        raise first_problem(error, where, "give a report.json that this release of rooftune wrote") from None

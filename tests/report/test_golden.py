@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rooftune.tuner.record import json_text, record_from_json
+from rooftune.tuner.record import json_text
 from rooftune.tuner.report.folder import report_files
 from rooftune.tuner.report.render import summary
-from tests.report.records import record_values
+from tests.report.records import record_from_json, record_values
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 RECORD = GOLDEN / "record.json"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rooftune.policies.errors import InputError
-from rooftune.tuner.record import plain, record_from_json
-from tests.report.records import bars, record_values, trial
+from rooftune.tuner.record import plain
+from tests.report.records import bars, record_from_json, record_values, trial
 
 
 def _load(values: Any) -> None:

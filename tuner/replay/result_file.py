@@ -10,9 +10,9 @@ import json
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from rooftune.tuner.files import read_text, shown_path, write_text
+from rooftune.tuner.files import write_text
 from rooftune.tuner.record import (
     Count,
     MarginPart,
@@ -23,7 +23,6 @@ from rooftune.tuner.record import (
     TargetPart,
     TrafficPart,
     Words,
-    first_problem,
 )
 
 SCHEMA: Final = "rooftune.replay"
@@ -181,12 +180,3 @@ def summary_line(result: ReplayResult) -> str:
     """The result without its rows, one JSON object on one line."""
     values = result.model_dump(mode="json", by_alias=True, exclude={"requests": True, "engine": {"requests"}})
     return json.dumps(values, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def read_result(path: str | Path) -> ReplayResult:
-    """Raises InputError: one line with file, key, value and bound."""
-    text = read_text(path)
-    try:
-        return ReplayResult.model_validate_json(text)
-    except ValidationError as error:
-        raise first_problem(error, shown_path(path), "give a file that rooftune replay --out wrote") from None
