@@ -14,7 +14,7 @@ import numpy as np
 
 from rooftune.policies.errors import InputError, bad_value
 from rooftune.policies.outcomes import BoolArray, FloatArray, Outcomes
-from rooftune.policies.quantiles import weighted_quantile
+from rooftune.policies.quantiles import quantile
 
 
 class Fidelity(StrEnum):
@@ -26,10 +26,9 @@ class Fidelity(StrEnum):
 
 
 class Observed(StrEnum):
-    """What is compared."""
+    """What is compared. Not the gaps of all requests together: a window holds only counts of those above bounds."""
 
     TTFT = "ttft"
-    GAP = "gap"
     TPOT = "tpot"
     LONGEST_GAP = "longest_gap"
 
@@ -62,15 +61,10 @@ class Quality:
 
 @dataclass(frozen=True)
 class QuantileError:
-    """One quantile. error = predicted / observed - 1 (NaN without samples); low_s, high_s: the sampling interval of the
-    observed one (two standard errors of its rank); samples: observed values of the metric."""
+    """One quantile. error = predicted / observed - 1 (NaN without samples); samples: observed values of the metric."""
 
     metric: Observed
     quantile: float
-    predicted_s: float
-    observed_s: float
-    low_s: float
-    high_s: float
     error: float
     samples: int
     verdict: Fidelity
@@ -78,18 +72,10 @@ class QuantileError:
 
 @dataclass(frozen=True)
 class Calibration:
-    """All quantiles of a window, and the overall verdict under ``quality``."""
+    """All quantiles of a window, and the overall verdict."""
 
     rows: tuple[QuantileError, ...]
-    requests: int
-    quality: Quality
     verdict: Fidelity
-
-    @property
-    def worst_error(self) -> float:
-        """Largest absolute relative error of the judged quantiles; NaN when none was judged."""
-        judged = [abs(row.error) for row in self.rows if row.verdict is not Fidelity.TOO_FEW]
-        return max(judged) if judged else math.nan
 
 
 def calibrate(predicted: Sequence[Outcomes], observed: Outcomes, quality: Quality | None = None) -> Calibration:
@@ -112,7 +98,7 @@ def calibrate(predicted: Sequence[Outcomes], observed: Outcomes, quality: Qualit
     kept = observed.finished
     rows = tuple(_row(metric, q, predicted, observed, kept, wanted) for metric in Observed for q in wanted.quantiles)
     several = bool((kept & (observed.output_tokens > 1)).any())
-    return Calibration(rows, int(kept.sum()), wanted, _overall(rows, set(Observed) if several else {Observed.TTFT}))
+    return Calibration(rows, _overall(rows, set(Observed) if several else {Observed.TTFT}))
 
 
 def _overall(rows: Sequence[QuantileError], due: set[Observed]) -> Fidelity:
@@ -126,23 +112,20 @@ def _overall(rows: Sequence[QuantileError], due: set[Observed]) -> Fidelity:
 def _row(
     metric: Observed, q: float, predicted: Sequence[Outcomes], observed: Outcomes, kept: BoolArray, quality: Quality
 ) -> QuantileError:
-    values, weights = samples_of(observed, metric, kept)
-    count = round(float(weights.sum()))
+    values = samples_of(observed, metric, kept)
+    count = len(values)
     if count == 0:
-        nothing = math.nan
-        return QuantileError(metric, q, nothing, nothing, nothing, nothing, nothing, 0, Fidelity.TOO_FEW)
-    observed_s = weighted_quantile(values, weights, q)
-    expected_s = float(np.mean([weighted_quantile(*samples_of(replay, metric, kept), q) for replay in predicted]))
-    # Gaps of one request are near copies of each other: a window holds no more independent ones than requests.
-    independent = min(count, int(kept.sum()))
-    half = 2.0 * math.sqrt(q * (1.0 - q) / max(independent, 1))
-    low_s = weighted_quantile(values, weights, max(q - half, 1e-9))
-    high_s = weighted_quantile(values, weights, min(q + half, 1.0))
+        return QuantileError(metric, q, math.nan, 0, Fidelity.TOO_FEW)
+    observed_s = quantile(values, q)
+    expected_s = float(np.mean([quantile(samples_of(replay, metric, kept), q) for replay in predicted]))
+    # The sampling interval of the observed quantile: two standard errors of its rank.
+    half = 2.0 * math.sqrt(q * (1.0 - q) / count)
+    low_s, high_s = quantile(values, max(q - half, 1e-9)), quantile(values, min(q + half, 1.0))
     error = expected_s / observed_s - 1.0 if observed_s > 0.0 else math.nan
     verdict = _verdict(expected_s, observed_s, (low_s, high_s), quality)
     if int(kept.sum()) < quality.min_requests or count * (1.0 - q) < quality.min_beyond or math.isnan(expected_s):
         verdict = Fidelity.TOO_FEW
-    return QuantileError(metric, q, expected_s, observed_s, low_s, high_s, error, count, verdict)
+    return QuantileError(metric, q, error, count, verdict)
 
 
 def _verdict(expected_s: float, observed_s: float, range_s: tuple[float, float], quality: Quality) -> Fidelity:
@@ -153,10 +136,8 @@ def _verdict(expected_s: float, observed_s: float, range_s: tuple[float, float],
     return Fidelity.TOO_FEW if explained else Fidelity.NOT_GOOD
 
 
-def samples_of(outcomes: Outcomes, metric: Observed, kept: BoolArray) -> tuple[FloatArray, FloatArray]:
-    """Values (s) and weights of a metric over the requests ``kept``; gaps are those of the whole run."""
-    if metric is Observed.GAP:
-        return np.asarray(outcomes.gap_values_s), np.asarray(outcomes.gap_weights)
+def samples_of(outcomes: Outcomes, metric: Observed, kept: BoolArray) -> FloatArray:
+    """Values (s) of a metric over the requests ``kept``."""
     if metric is Observed.TTFT:
         values = (outcomes.first_token_s - outcomes.arrival_s)[kept]
     else:
@@ -167,5 +148,4 @@ def samples_of(outcomes: Outcomes, metric: Observed, kept: BoolArray) -> tuple[F
             values = outcomes.longest_gap_s[several]
         else:
             values = np.zeros(0)
-    values = np.where(np.isnan(values), np.inf, values)  # the twin never got there
-    return values, np.ones(len(values))
+    return np.where(np.isnan(values), np.inf, values)  # the twin never got there

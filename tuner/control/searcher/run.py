@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -16,13 +16,12 @@ from rooftune.tuner.control.searcher.window import compared, noise_of, observed_
 from rooftune.tuner.model.model_file import check_step_model
 from rooftune.tuner.search.archive import Archive, TwinResult
 from rooftune.tuner.search.live import LiveProposal, Question, research
-from rooftune.tuner.sim.calibrate import Calibration, Fidelity, Observed, Quality, calibrate
+from rooftune.tuner.sim.calibrate import Fidelity, Observed, Quality, calibrate
 from rooftune.tuner.sim.noise import QUIET
 from rooftune.tuner.sim.result import RunResult
 from rooftune.tuner.sim.twin import simulate
 
 QUALITY = Quality()
-# The distribution of all gaps is not in the request records: what is known of them are counts above bounds.
 _WORDS = {Observed.TTFT: "ttft", Observed.TPOT: "tpot", Observed.LONGEST_GAP: "longest gap"}
 _PER_RUN = ("tenant_names", "gap_bounds_s", "gap_values_s", "gap_weights")
 
@@ -32,28 +31,18 @@ def twin_part(replays: Sequence[RunResult], observed: Outcomes, kept: BoolArray,
     seen = rows_of(observed, kept)
     predicted = [rows_of(replay.outcomes, kept) for replay in replays]
     found = calibrate(predicted, seen, QUALITY)
-    judged = [row for row in found.rows if row.metric in _WORDS]
-    errors = {f"{_WORDS[row.metric]} p{row.quantile * 100:g}": row.error for row in judged if math.isfinite(row.error)}
+    known = [row for row in found.rows if math.isfinite(row.error)]
+    errors = {f"{_WORDS[row.metric]} p{row.quantile * 100:g}": row.error for row in known}
     errors.update(_gap_errors(predicted, seen))
-    worst = [abs(row.error) for row in judged if row.verdict is not Fidelity.TOO_FEW and math.isfinite(row.error)]
+    worst = [abs(row.error) for row in known if row.verdict is not Fidelity.TOO_FEW]
     shares = [attainment(outcomes, slo) for outcomes in predicted]
     error = float(np.mean(shares)) - attainment(seen, slo)
     return TwinPart(
-        verdict=_verdict(found, seen),
+        verdict=found.verdict.value,
         worst_error=max(worst, default=None),
         attainment_error=error if math.isfinite(error) else None,
         errors=errors,
     )
-
-
-def _verdict(found: Calibration, seen: Outcomes) -> Literal["good", "not_good", "too_few"]:
-    """As ``calibrate`` says it, without the metric that the window does not hold."""
-    rows = [row for row in found.rows if row.metric in _WORDS]
-    if any(row.verdict is Fidelity.NOT_GOOD for row in rows):
-        return "not_good"
-    several = bool((seen.output_tokens > 1).any())
-    due = set(_WORDS) if several else {Observed.TTFT}
-    return "good" if due <= {row.metric for row in rows if row.verdict is Fidelity.GOOD} else "too_few"
 
 
 def _gap_errors(predicted: Sequence[Outcomes], seen: Outcomes) -> dict[str, float]:
