@@ -114,7 +114,7 @@ def fit(runs: Sequence[Served], beside: bool = True) -> Coefficients:
 
     beside: False keeps ``beside_s`` at 0 (to see what it contributes).
     """
-    slope_s = card_prior("rtx-5090", SIZES[runs[0].load.model].parameters, "bf16").model.slope_s_per_token
+    slope_s = card_prior("rtx-5090", SIZES[runs[0].load.model].parameters, "bf16").slope_s_per_token
     start = np.log(np.array(START._replace(slope_s=slope_s)))
     smallest, axes = np.log(np.array(SMALLEST)), np.eye(len(start))
     if not beside:

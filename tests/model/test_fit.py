@@ -10,7 +10,7 @@ import pytest
 from rooftune.policies.step_time import NAMED_MODELS, StepModel, knee_tokens, step_time
 from rooftune.tuner.bench.knee_fit import knee_log_sd_bound, make_steps
 from rooftune.tuner.model.fit import fit_steps
-from rooftune.tuner.model.prior import StepPrior, card_prior
+from rooftune.tuner.model.prior import card_prior
 from rooftune.tuner.model.roofline import FitCode, FitRefused, StepFit, mape, predict
 from rooftune.tuner.model.samples import StepSamples, join
 
@@ -226,7 +226,7 @@ def test_an_incremental_refit_agrees_with_a_fresh_one() -> None:
 
 
 def test_a_prior_leads_only_where_the_data_is_silent() -> None:
-    wrong = StepPrior(TRUTH._replace(floor_s=0.012, slope_s_per_token=8e-5))
+    wrong = TRUTH._replace(floor_s=0.012, slope_s_per_token=8e-5)
     silent, loud = make_steps(TRUTH, 8, tokens=(1, 100)), make_steps(TRUTH, 8)
     leaning = fit_steps(silent, wrong)
     assert leaning.intervals["slope_s_per_token"].high > 8e-5

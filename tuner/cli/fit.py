@@ -9,12 +9,12 @@ from textwrap import shorten
 
 from rooftune.policies.commands import Command
 from rooftune.policies.errors import InputError
-from rooftune.policies.step_time import StepCost
+from rooftune.policies.step_time import StepCost, StepModel
 from rooftune.tuner.cli.flags.values import add_value, flag_of, parse_choice, parse_count, parse_positive
 from rooftune.tuner.cli.output import check_out_file
 from rooftune.tuner.model.fit import first_steps_cost, fit_steps, seen_before
 from rooftune.tuner.model.model_file import ModelFile, write_model_file
-from rooftune.tuner.model.prior import CARDS, PRECISION_BYTES, StepPrior, card_prior
+from rooftune.tuner.model.prior import CARDS, PRECISION_BYTES, card_prior
 from rooftune.tuner.model.profile import read_profile
 from rooftune.tuner.model.reservoir import Reservoir
 from rooftune.tuner.model.roofline import Interval, StepFit, mape
@@ -107,7 +107,7 @@ def _write(
 
 
 def _fitted(
-    steps: StepSamples, prior: StepPrior | None, keep: int, seed: int, first_seen: str
+    steps: StepSamples, prior: StepModel | None, keep: int, seed: int, first_seen: str
 ) -> tuple[StepSamples, StepFit, str]:
     """The steps that count, the fit to them, and what was left out in words (empty: nothing)."""
     again = steps.select(seen_before(steps))
@@ -151,7 +151,7 @@ def _run_profile(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _prior(arguments: argparse.Namespace) -> StepPrior | None:
+def _prior(arguments: argparse.Namespace) -> StepModel | None:
     if arguments.card is None and arguments.parameters is None:
         _refuse_idle(arguments, ("cards", "precision"), "without --card")
         return None
@@ -173,7 +173,7 @@ def _kept(steps: StepSamples, keep: int, seed: int) -> StepSamples:
     return reservoir.samples
 
 
-def _errors(steps: StepSamples, fit: StepFit, prior: StepPrior | None, keep: int, seed: int) -> dict[str, float]:
+def _errors(steps: StepSamples, fit: StepFit, prior: StepModel | None, keep: int, seed: int) -> dict[str, float]:
     """Error on the steps fitted and, when there are enough, on blocks that a second fit has not seen."""
     errors = {"fitted_mape": mape(fit.model, steps)}
     try:

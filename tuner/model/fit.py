@@ -21,7 +21,7 @@ from rooftune.tuner.model.intervals import (
     sharpness_interval,
     unknowns,
 )
-from rooftune.tuner.model.prior import StepPrior
+from rooftune.tuner.model.prior import prior_sd
 from rooftune.tuner.model.reservoir import stratum_of
 from rooftune.tuner.model.roofline import FitCode, FitRefused, StepFit, predict
 from rooftune.tuner.model.samples import FloatArray, StepSamples
@@ -52,7 +52,7 @@ _ROUGH_ROWS = 600
 _HOPELESS = 0.03
 
 
-def fit_steps(samples: StepSamples, prior: StepPrior | None = None, start: StepModel | None = None) -> StepFit:
+def fit_steps(samples: StepSamples, prior: StepModel | None = None, start: StepModel | None = None) -> StepFit:
     """Robust fit; O(n) and below 0.1 s for 2,000 steps (give a reservoir's samples, not a day's).
 
     prior: leads where the data is silent. start: an earlier model, for an incremental refit.
@@ -133,10 +133,10 @@ def _refuse_contradiction(residual: FloatArray, spread: float) -> None:
         )
 
 
-def _prior_of(columns: Columns, prior: StepPrior | None) -> tuple[list[float], list[float]]:
+def _prior_of(columns: Columns, prior: StepModel | None) -> tuple[list[float], list[float]]:
     if prior is None:
         return [0.0] * len(columns.used), [math.inf] * len(columns.used)
-    return [getattr(prior.model, n) for n in columns.used], [prior.sd_of(n) for n in columns.used]
+    return [getattr(prior, n) for n in columns.used], [prior_sd(prior, n) for n in columns.used]
 
 
 def _over_softness(columns: Columns, problem: Problem, start: StepModel | None) -> list[Solution]:

@@ -41,22 +41,11 @@ CARDS: dict[str, Card] = {
 }
 
 
-@dataclass(frozen=True)
-class StepPrior:
-    """A model and its uncertainty: standard deviation of the log of each coefficient, inf for no opinion."""
-
-    model: StepModel
-    floor_sd: float = 0.4
-    slope_sd: float = 0.5
-    kv_sd: float = 0.7
-    other_sd: float = 1.5
-
-    def sd_of(self, name: str) -> float:
-        """Spread of the log of a coefficient; inf where the prior holds none (0)."""
-        if getattr(self.model, name) <= 0.0:
-            return math.inf
-        named = {"floor_s": self.floor_sd, "slope_s_per_token": self.slope_sd, "kv_s_per_token": self.kv_sd}
-        return named.get(name, self.other_sd)
+def prior_sd(prior: StepModel, name: str) -> float:
+    """Standard deviation of the log of a coefficient; inf (no opinion) where the prior holds none (0)."""
+    if getattr(prior, name) <= 0.0:
+        return math.inf
+    return {"floor_s": 0.4, "slope_s_per_token": 0.5, "kv_s_per_token": 0.7}.get(name, 1.5)
 
 
 def roofline_prior(
@@ -72,7 +61,7 @@ def roofline_prior(
     return StepModel(overhead_s, 0.0, floor_s, 0.0, 2.0 * parameters / flops, 0.0, 0.0)
 
 
-def card_prior(card_name: str, parameters: float, precision: str, cards: int = 1) -> StepPrior:
+def card_prior(card_name: str, parameters: float, precision: str, cards: int = 1) -> StepModel:
     """Prior for a model on ``cards`` cards of one kind. Raises InputError on an unknown card or precision."""
     if precision not in PRECISION_BYTES:
         raise bad_value("precision", precision, "one of " + ", ".join(PRECISION_BYTES), "correct it")
@@ -82,6 +71,4 @@ def card_prior(card_name: str, parameters: float, precision: str, cards: int = 1
         raise InputError(f"card {card_name!r} is not in the table; give one of {', '.join(sorted(CARDS))}")
     one = CARDS[card_name]
     flops = one.flops_8bit if precision in ("fp8", "int8") else one.flops_16bit
-    return StepPrior(
-        roofline_prior(parameters, PRECISION_BYTES[precision], cards * one.bandwidth_bytes_per_s, cards * flops)
-    )
+    return roofline_prior(parameters, PRECISION_BYTES[precision], cards * one.bandwidth_bytes_per_s, cards * flops)

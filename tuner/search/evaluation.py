@@ -13,6 +13,8 @@ from rooftune.tuner.sim.result import RunResult
 from rooftune.tuner.traffic.reshape import scale_rate
 from rooftune.tuner.traffic.workload import Traffic
 
+Model = StepModel | StepCost
+
 
 @dataclass(frozen=True)
 class Case:
@@ -20,7 +22,7 @@ class Case:
 
     traffic: Traffic
     engine: Engine
-    model: StepModel | StepCost
+    model: Model
     slo: Slo
     noise: StepNoise = QUIET
 

@@ -11,10 +11,10 @@ from functools import partial
 
 from rooftune.policies.request import DEADLINE, Setting
 from rooftune.policies.slo import MarginRow, Slo
-from rooftune.policies.step_time import StepCost, StepModel, priced, step_time
+from rooftune.policies.step_time import priced, step_time
 from rooftune.tuner.search import baselines
 from rooftune.tuner.search.arena import Arena
-from rooftune.tuner.search.evaluation import Advice, Case, Evaluation, Role
+from rooftune.tuner.search.evaluation import Advice, Case, Evaluation, Model, Role
 from rooftune.tuner.search.lessons import LiveResult, distance_octaves, lesson
 from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.search.rank import (
@@ -47,7 +47,6 @@ from rooftune.tuner.sim.result import RunResult
 from rooftune.tuner.sim.twin import NEVER
 from rooftune.tuner.traffic.workload import Traffic
 
-Model = StepModel | StepCost
 Tell = Callable[[str, int, int], None]
 
 # A search of USUAL_TRIALS pays about this many steps, well under a second on two cores. Where all of the traffic would

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo
-from rooftune.policies.step_time import StepCost, StepModel, priced
+from rooftune.policies.step_time import priced
 from rooftune.tuner.search import baselines
 from rooftune.tuner.search.archive import study_key
 from rooftune.tuner.search.arena import Arena
-from rooftune.tuner.search.evaluation import Advice, Case, Evaluation, Recommendation, Role
+from rooftune.tuner.search.evaluation import Advice, Case, Evaluation, Model, Recommendation, Role
 from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.search.rank import SAME_SHARE, alike, binding, known, noise, rank, stays, to_set, verdict
 from rooftune.tuner.search.space import STOCK_VLLM, search_space
@@ -31,7 +31,6 @@ from rooftune.tuner.search.stages import (
 from rooftune.tuner.search.study import SettingStudy
 
 Progress = Callable[[str, int, int], None]
-Model = StepModel | StepCost
 
 # A search pays about this many steps on windows; traffic that costs less is replayed whole in every trial.
 SEARCH_STEPS = 3_000_000

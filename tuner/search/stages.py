@@ -11,10 +11,9 @@ from itertools import islice
 
 from rooftune.policies.errors import bad_value
 from rooftune.policies.request import Setting
-from rooftune.policies.step_time import StepCost, StepModel
 from rooftune.tuner.search.arena import PARALLEL, WINDOWS, Arena, slices
 from rooftune.tuner.search.baselines import random_settings
-from rooftune.tuner.search.evaluation import Case, Evaluation, Role
+from rooftune.tuner.search.evaluation import Case, Evaluation, Model, Role
 from rooftune.tuner.search.lessons import Lesson, correction
 from rooftune.tuner.search.objective import MARGIN_CAP, evaluate
 from rooftune.tuner.search.rank import rank, value
@@ -36,7 +35,7 @@ def with_burst(calm: Arena) -> Arena:
     return replace(calm, case=replace(calm.case, traffic=traffic))
 
 
-def under(arena: Arena, draw: StepModel | StepCost) -> Arena:
+def under(arena: Arena, draw: Model) -> Arena:
     """The same traffic with steps as another model has them."""
     return replace(arena, case=replace(arena.case, model=draw))
 

@@ -271,10 +271,10 @@ class _Options:
         return options[self.turn % len(options)]
 
 
-def open_storage(url: str, *, lock_wait_s: float | None = None, tries: int | None = None) -> BaseStorage:
+def open_storage(url: str, *, lock_wait_s: float | None = None, tries: int = TRIES) -> BaseStorage:
     """A database that waits for locks and survives a lost connection; several workers may make its tables at once.
 
-    lock_wait_s, tries: None for LOCK_WAIT_S and TRIES.
+    lock_wait_s: None for LOCK_WAIT_S.
     """
     more: dict[str, Any] = {"pool_pre_ping": True}
     if url.startswith("sqlite"):
@@ -282,17 +282,16 @@ def open_storage(url: str, *, lock_wait_s: float | None = None, tries: int | Non
     return again(lambda: RDBStorage(url, engine_kwargs=more), tries)
 
 
-def again(call: Callable[[], T], tries: int | None = None) -> T:
+def again(call: Callable[[], T], tries: int = TRIES) -> T:
     """Call again when the database refused: a lock, tables that another worker is making, a lost connection.
 
-    Raises UnreachableError after ``tries`` refusals (None: TRIES).
+    Raises UnreachableError after ``tries`` refusals.
     """
-    most = TRIES if tries is None else tries
-    for tried in range(1, most + 1):
+    for tried in range(1, tries + 1):
         try:
             return call()
         except (StorageInternalError, SQLAlchemyError) as error:
-            if tried == most:
+            if tried == tries:
                 reason = " ".join(str(_origin(error)).split())
                 raise UnreachableError(f"the database of the trials does not answer: {reason}; check it") from None
             time.sleep(0.1 * tried)

@@ -95,16 +95,15 @@ def is_writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK)
 
 
-def compiled(function: Callable[..., Any], *, like: Sequence[tuple[Any, ...]] = (), cache: bool = True) -> Any:
+def compiled(function: Callable[..., Any], *, like: Sequence[tuple[Any, ...]] = ()) -> Any:
     """The compiled twin of a plain function and of all plain helpers of ours that it calls.
 
     like: one value of each named tuple that helpers take, to complete their type annotations.
-    With ``cache`` the machine code is kept under ``cache_root()``; an unwritable folder only costs the
-    compilation.
+    The machine code is kept under ``cache_root()``; an unwritable folder only costs the compilation.
     """
     assert isinstance(function, types.FunctionType)
     folder = code_folder(function)
-    cache = cache and is_writable(folder)
+    cache = is_writable(folder)
     if cache:
         numba.config.CACHE_DIR = str(folder)
     helpers: dict[int, Any] = {}
