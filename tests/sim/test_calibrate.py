@@ -143,12 +143,6 @@ def test_only_the_same_requests_are_compared() -> None:
         calibrate([], outcomes(window))
 
 
-@pytest.mark.parametrize("wrong", [{"bound": 0.0}, {"floor_s": -1.0}, {"quantiles": ()}, {"min_beyond": 0}])
-def test_an_invalid_quality_is_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(InputError):
-        Quality(**wrong)  # type: ignore[arg-type]  # values of several types on purpose
-
-
 def stamps(seed: int = 0, idle_every: int = 10) -> tuple[RequestStamps, StepStamps]:
     """Steps of 10 ms with 0.1 ms + 0.02 ms a request between them; requests need 2 ms to reach the scheduler."""
     random = np.random.default_rng(seed)

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from rooftune.policies.errors import InputError, bad_value
+from rooftune.policies.errors import InputError
 from rooftune.policies.outcomes import BoolArray, FloatArray, Outcomes
 from rooftune.policies.quantiles import quantile
 
@@ -48,15 +48,8 @@ class Quality:
     min_requests: int = 30
     min_beyond: int = 5
 
-    def __post_init__(self) -> None:
-        if not 0.0 < self.bound < 10.0:
-            raise bad_value("quality bound", self.bound, "above 0 and below 10", "give 0.25 for 25 %")
-        if not 0.0 <= self.floor_s < math.inf:
-            raise bad_value("quality floor_s", self.floor_s, "at least 0 and finite", "give seconds")
-        if not self.quantiles or not all(0.0 < q < 1.0 for q in self.quantiles):
-            raise bad_value("quality quantiles", self.quantiles, "at least one, each within 0..1", "give 0.95 for p95")
-        if self.min_requests < 1 or self.min_beyond < 1:
-            raise bad_value("least samples", min(self.min_requests, self.min_beyond), "at least 1", "correct it")
+
+QUALITY = Quality()
 
 
 @dataclass(frozen=True)
@@ -78,14 +71,13 @@ class Calibration:
     verdict: Fidelity
 
 
-def calibrate(predicted: Sequence[Outcomes], observed: Outcomes, quality: Quality | None = None) -> Calibration:
+def calibrate(predicted: Sequence[Outcomes], observed: Outcomes, quality: Quality = QUALITY) -> Calibration:
     """Judge the twin on a window.
 
     predicted: one replay of the same requests (same rows) for each seed of the noise; their quantiles are
     averaged. Only requests that finished in the window are compared, on both sides. Raises InputError when the rows
     are not the same requests.
     """
-    wanted = quality or Quality()
     if not predicted:
         raise InputError("no prediction to compare with; replay the window at least once")
     for replay in predicted:
@@ -96,7 +88,7 @@ def calibrate(predicted: Sequence[Outcomes], observed: Outcomes, quality: Qualit
                 "replay the window's own requests in their order"
             )
     kept = observed.finished
-    rows = tuple(_row(metric, q, predicted, observed, kept, wanted) for metric in Observed for q in wanted.quantiles)
+    rows = tuple(_row(metric, q, predicted, observed, kept, quality) for metric in Observed for q in quality.quantiles)
     several = bool((kept & (observed.output_tokens > 1)).any())
     return Calibration(rows, _overall(rows, set(Observed) if several else {Observed.TTFT}))
 

@@ -16,12 +16,11 @@ from rooftune.tuner.control.searcher.window import compared, noise_of, observed_
 from rooftune.tuner.model.model_file import check_step_model
 from rooftune.tuner.search.archive import Archive, TwinResult
 from rooftune.tuner.search.live import LiveProposal, Question, research
-from rooftune.tuner.sim.calibrate import Fidelity, Observed, Quality, calibrate
+from rooftune.tuner.sim.calibrate import QUALITY, Fidelity, Observed, calibrate
 from rooftune.tuner.sim.noise import QUIET
 from rooftune.tuner.sim.result import RunResult
 from rooftune.tuner.sim.twin import simulate
 
-QUALITY = Quality()
 _WORDS = {Observed.TTFT: "ttft", Observed.TPOT: "tpot", Observed.LONGEST_GAP: "longest gap"}
 _PER_RUN = ("tenant_names", "gap_bounds_s", "gap_values_s", "gap_weights")
 
@@ -30,7 +29,7 @@ def twin_part(replays: Sequence[RunResult], observed: Outcomes, kept: BoolArray,
     """Replays of the window, one a seed of the noise, beside what was seen of the requests ``kept``."""
     seen = rows_of(observed, kept)
     predicted = [rows_of(replay.outcomes, kept) for replay in replays]
-    found = calibrate(predicted, seen, QUALITY)
+    found = calibrate(predicted, seen)
     known = [row for row in found.rows if math.isfinite(row.error)]
     errors = {f"{_WORDS[row.metric]} p{row.quantile * 100:g}": row.error for row in known}
     errors.update(_gap_errors(predicted, seen))
