@@ -34,15 +34,9 @@ def blocks_for(tokens: int, block_tokens: int) -> int:
 
 def _pop_free(state: State) -> int:
     """Take the first block of the free list and forget its content."""
-    blocks, counters = state.blocks, state.counters
-    block = counters[FREE_HEAD]
-    after = blocks[block][NEXT_FREE]
-    counters[FREE_HEAD] = after
-    if after < 0:
-        counters[FREE_TAIL] = -1
-    else:
-        blocks[after][PREV_FREE] = -1
-    if blocks[block][KEY] >= 0:
+    block = state.counters[FREE_HEAD]
+    _unlink_free(state, block)
+    if state.blocks[block][KEY] >= 0:
         _forget(state, block)
     return int(block)
 
@@ -65,7 +59,7 @@ def _forget(state: State, block: int) -> None:
 
 
 def _unlink_free(state: State, block: int) -> None:
-    """Take a block that was found by content out of the free list."""
+    """Take a block out of the free list."""
     blocks, counters = state.blocks, state.counters
     before, after = blocks[block][PREV_FREE], blocks[block][NEXT_FREE]
     if before < 0:
@@ -76,18 +70,6 @@ def _unlink_free(state: State, block: int) -> None:
         counters[FREE_TAIL] = before
     else:
         blocks[after][PREV_FREE] = before
-
-
-def _append_free(state: State, block: int) -> None:
-    blocks, counters = state.blocks, state.counters
-    tail = counters[FREE_TAIL]
-    blocks[block][PREV_FREE] = tail
-    blocks[block][NEXT_FREE] = -1
-    if tail < 0:
-        counters[FREE_HEAD] = block
-    else:
-        blocks[tail][NEXT_FREE] = block
-    counters[FREE_TAIL] = block
 
 
 def _insert_free(state: State, block: int, after_block: int) -> None:
@@ -218,7 +200,7 @@ def release(state: State, boot: Boot, request: int) -> None:
                 _insert_free(state, block, front)
                 front = block
             else:
-                _append_free(state, block)
+                _insert_free(state, block, state.counters[FREE_TAIL])
     row[HELD] = 0
     row[HASHED] = 0
     row[COMPUTED] = 0

@@ -195,31 +195,28 @@ def new_state(
 
 def append_waiting(state: State, request: int) -> None:
     """Put an arrival at the end of the waiting list."""
-    requests, counters = state.requests, state.counters
-    tail = counters[WAITING_TAIL]
-    requests[request][STATUS] = WAITING
-    requests[request][NEXT] = -1
-    requests[request][PREV] = tail
-    if tail < 0:
-        counters[WAITING_HEAD] = request
-    else:
-        requests[tail][NEXT] = request
-    counters[WAITING_TAIL] = request
-    counters[WAITING_COUNT] += 1
+    _put_waiting(state, request, state.counters[WAITING_TAIL], -1)
 
 
 def prepend_waiting(state: State, request: int) -> None:
     """Put a preempted request at the head of the waiting list."""
+    _put_waiting(state, request, -1, state.counters[WAITING_HEAD])
+
+
+def _put_waiting(state: State, request: int, before: int, after: int) -> None:
+    """Put a request between two neighbours; -1 for none."""
     requests, counters = state.requests, state.counters
-    head = counters[WAITING_HEAD]
     requests[request][STATUS] = WAITING
-    requests[request][PREV] = -1
-    requests[request][NEXT] = head
-    if head < 0:
+    requests[request][PREV] = before
+    requests[request][NEXT] = after
+    if before < 0:
+        counters[WAITING_HEAD] = request
+    else:
+        requests[before][NEXT] = request
+    if after < 0:
         counters[WAITING_TAIL] = request
     else:
-        requests[head][PREV] = request
-    counters[WAITING_HEAD] = request
+        requests[after][PREV] = request
     counters[WAITING_COUNT] += 1
 
 
