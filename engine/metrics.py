@@ -91,17 +91,15 @@ class Histogram:
 class StepTable:
     """Steps by how many tokens they computed: a duration histogram and the exact sums for each bucket of tokens."""
 
-    def __init__(self, token_bounds: Sequence[int], duration_bounds_s: Sequence[float]) -> None:
-        self._token_bounds = tuple(token_bounds)
-        self._duration_bounds_s = tuple(duration_bounds_s)
+    def __init__(self) -> None:
         self.rows: dict[str, tuple[Histogram, list[int]]] = {}
 
     def add(self, computed_tokens: int, context_tokens: int, duration_s: float) -> None:
-        place = bisect_left(self._token_bounds, computed_tokens)
-        label = str(self._token_bounds[place]) if place < len(self._token_bounds) else "+Inf"
+        place = bisect_left(COMPUTED_TOKEN_BOUNDS, computed_tokens)
+        label = str(COMPUTED_TOKEN_BOUNDS[place]) if place < len(COMPUTED_TOKEN_BOUNDS) else "+Inf"
         row = self.rows.get(label)
         if row is None:
-            row = self.rows[label] = (Histogram(self._duration_bounds_s), [0, 0])
+            row = self.rows[label] = (Histogram(STEP_BOUNDS_S), [0, 0])
         row[0].add((duration_s,))
         row[1][0] += computed_tokens
         row[1][1] += context_tokens
@@ -161,7 +159,7 @@ class Metrics(Collector):
         self._queue = Histogram(WAIT_BOUNDS_S)
         self._gap = Histogram(GAP_BOUNDS_S)
         self._tpot = Histogram(GAP_BOUNDS_S)
-        self._steps = StepTable(COMPUTED_TOKEN_BOUNDS, STEP_BOUNDS_S)
+        self._steps = StepTable()
         self._steps_heard: deque[StepRecord] = deque()
         self._gaps_heard: deque[Sequence[float]] = deque()
         self._prompt_tokens = self._cached_tokens = self._output_tokens = 0
@@ -229,11 +227,9 @@ class Metrics(Collector):
         snapshot = self._engine.snapshot()
         with self._lock:
             self._count_heard()
-            found = [*self._histograms(), *self._steps.families(), *self._counters(snapshot)]
+            shapes = histograms(((TTFT, self._ttft), (QUEUE, self._queue), (GAP, self._gap), (TPOT, self._tpot)))
+            found = [*shapes, *self._steps.families(), *self._counters(snapshot)]
         yield from (*found, *self._gauges(snapshot))
-
-    def _histograms(self) -> Iterator[Metric]:
-        return histograms(((TTFT, self._ttft), (QUEUE, self._queue), (GAP, self._gap), (TPOT, self._tpot)))
 
     def _counters(self, snapshot: Snapshot) -> Iterator[Metric]:
         for name, text, value in (

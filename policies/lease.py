@@ -77,11 +77,8 @@ class Lease:
             return 0.0
         return max(0.0, self.length_s - elapsed_s)
 
-    def expired(self, now_s: float) -> bool:
-        return self.left_s(now_s) <= 0.0
-
     def holds(self, now_s: float) -> bool:
-        """Not expired, in one comparison: every step calls it."""
+        """Whether it has not expired, in one comparison: every step calls it."""
         return 0.0 <= now_s - self.granted_s < self.length_s
 
 
@@ -176,7 +173,7 @@ def _settle(book: LeaseBook, now_s: float) -> tuple[LeaseBook, float, LeaseReaso
         ended, counts_s = LeaseReason.CLOCK_WENT_BACK, now_s
     else:
         counts_s = max(now_s, book.seen_s)
-        ended = LeaseReason.EXPIRED if book.lease is not None and book.lease.expired(counts_s) else None
+        ended = LeaseReason.EXPIRED if book.lease is not None and not book.lease.holds(counts_s) else None
     if counts_s != book.seen_s:
         book = _seen(book, counts_s)
     if ended is None or book.lease is None:

@@ -13,10 +13,8 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from rooftune.engine.metrics import (
-    COMPUTED_TOKEN_BOUNDS,
     GAP_BOUNDS_S,
     QUEUE,
-    STEP_BOUNDS_S,
     TPOT,
     TTFT,
     WAIT_BOUNDS_S,
@@ -41,7 +39,7 @@ class Series(Collector):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._table = StepTable(COMPUTED_TOKEN_BOUNDS, STEP_BOUNDS_S)
+        self._table = StepTable()
         self._ttft, self._queue = Histogram(WAIT_BOUNDS_S), Histogram(WAIT_BOUNDS_S)
         self._tpot = Histogram(GAP_BOUNDS_S)
         self._state: wire.State | None = None

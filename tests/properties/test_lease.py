@@ -83,7 +83,7 @@ class LeaseMachine(RuleBasedStateMachine):
             assert not stale
             assert not before.blocked
             assert not ENVELOPE.violations(changes, before.setting)
-            assert held_by in (None, actor) or before.lease.expired(self.now_s)
+            assert held_by in (None, actor) or not before.lease.holds(self.now_s)
             self.expected = Setting(**(before.setting._asdict() | changes))
             self.granted_true_s, self.length_s, self.stepped_back_s = self.true_s, lease_s, 0.0
         else:
