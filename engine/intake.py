@@ -48,7 +48,11 @@ class Intake:
         return not self._closed
 
     def submit(self, request: GenerationRequest, sink: Sink, arrived_s: float | None = None) -> int:
-        """See ``rooftune.engine.interface.Engine.submit``."""
+        """Takes a request and returns its id; ``sink`` gets an event for every token and always one finishing event.
+
+        arrived_s: when it reached the process, now if None; must not lie in the future.
+        Raises Busy, TooLong, Stopping, or InputError for a token id outside the vocabulary.
+        """
         now_s = self._now_s()
         size = self._facts.block_tokens
         try:
@@ -79,6 +83,10 @@ class Intake:
         return flight.request_id
 
     def cancel(self, request_id: int, why: FinishReason = FinishReason.CANCELLED) -> None:
+        """Frees everything before the next step; one that has ended already, or never was, is ignored.
+
+        why: STOP when the answer is complete for its reader (a stop string), so that records count it as finished.
+        """
         with self._changed:
             self._cancels.append((request_id, why))
         self.wake.set()

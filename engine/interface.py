@@ -1,8 +1,7 @@
-"""The interface between a running engine and its HTTP server: values, refusals, one Protocol. No torch, no HTTP.
+"""What goes between a running engine and its HTTP server: requests, events, records, refusals. No torch, no HTTP.
 
-Threads: every method of ``Engine`` may be called from any thread. Sinks and observers are called by the loop's one
-thread (or by whatever ``deliver_with`` names); they must be quick and must not raise. Times are seconds on the
-engine's own monotonic clock.
+Sinks and observers are called by the loop's one thread (or by whatever ``RunningEngine.deliver_with`` names); they must
+be quick and must not raise. Times are seconds on the engine's own monotonic clock.
 """
 
 from collections import namedtuple
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
-from rooftune.engine.step import GREEDY, ModelFacts, Sampling
+from rooftune.engine.step import GREEDY, Sampling
 from rooftune.policies import wire
 from rooftune.policies.errors import InputError, RefusedError, bad_value
 
@@ -166,75 +165,3 @@ class Snapshot:
     blocked: bool
     healthy: bool
     accepting: bool
-
-
-class Tuning(Protocol):
-    """The tuning protocol as objects (docs/tuning-protocol.md); HTTP status of a Refusal: wire.REFUSAL_STATUS[code]."""
-
-    def tuning_state(self) -> wire.State: ...
-
-    def push(self, request: wire.PushRequest) -> wire.PushAnswer | wire.Refusal:
-        """Apply knobs from the next step on, or refuse and change nothing."""
-        ...
-
-    def revert(self, request: wire.RevertRequest) -> wire.PushAnswer:
-        """Restore the boot settings from the next step on; never refused."""
-        ...
-
-    def resume(self, request: wire.ResumeRequest) -> wire.PushAnswer: ...
-
-    def steps_after(self, after: int) -> wire.StepColumns:
-        """Step records with a number above ``after`` (-1: from the oldest kept), a thousand at a time: call again with
-        ``next`` until no rows come."""
-        ...
-
-    def requests_after(self, after: int) -> wire.RequestColumns: ...
-
-
-class Engine(Tuning, Protocol):
-    """A running engine."""
-
-    @property
-    def facts(self) -> ModelFacts: ...
-
-    @property
-    def max_request_tokens(self) -> int:
-        """Most prompt and output tokens of one request together: what model and KV pool hold."""
-        ...
-
-    def submit(self, request: GenerationRequest, sink: Sink, arrived_s: float | None = None) -> int:
-        """Takes a request and returns its id; ``sink`` gets an event for every token and always one finishing event.
-
-        arrived_s: when it reached the process, ``now_s()`` if None; must not lie in the future.
-        Raises Busy, TooLong, Stopping, or InputError for a token id outside the vocabulary.
-        """
-        ...
-
-    def cancel(self, request_id: int, why: FinishReason = FinishReason.CANCELLED) -> None:
-        """Frees everything before the next step; one that has ended already, or never was, is ignored.
-
-        why: STOP when the answer is complete for its reader (a stop string), so that records count it as finished.
-        """
-        ...
-
-    def now_s(self) -> float: ...
-
-    def snapshot(self) -> Snapshot: ...
-
-    def observe_with(self, observer: Observer) -> None:
-        """One observer, set before ``start``."""
-        ...
-
-    def deliver_with(self, deliver: Deliver) -> None:
-        """How events reach their sinks, set before ``start``; by default the loop's thread calls each sink."""
-        ...
-
-    def start(self) -> None: ...
-
-    def drain(self, timeout_s: float) -> bool:
-        """Refuses new requests and waits for those in flight; False when some were left at the timeout."""
-        ...
-
-    def stop(self) -> None:
-        """Ends the loop's thread after its step; requests still in flight end with FAILED."""
-        ...

@@ -3,7 +3,7 @@
 import threading
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import accumulate, groupby
 from typing import Any
@@ -15,7 +15,6 @@ from prometheus_client.registry import Collector
 
 from rooftune.engine.interface import (
     ChangeKind,
-    Engine,
     FinishReason,
     RejectReason,
     RequestRecord,
@@ -152,8 +151,8 @@ HEARD_TOGETHER = 64
 class Metrics(Collector):
     """One engine's series, in a registry of their own. Every method may be called from any thread."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
+        self._snapshot = snapshot
         self._lock = threading.Lock()
         self._ttft = Histogram(WAIT_BOUNDS_S)
         self._queue = Histogram(WAIT_BOUNDS_S)
@@ -224,7 +223,7 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All series at one moment."""
-        snapshot = self._engine.snapshot()
+        snapshot = self._snapshot()
         with self._lock:
             self._count_heard()
             shapes = histograms(((TTFT, self._ttft), (QUEUE, self._queue), (GAP, self._gap), (TPOT, self._tpot)))

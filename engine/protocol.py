@@ -220,6 +220,7 @@ class TuningDesk:
         )
 
     def push(self, request: wire.PushRequest) -> wire.PushAnswer | wire.Refusal:
+        """Apply knobs from the next step on, or refuse and change nothing (HTTP status: wire.REFUSAL_STATUS[code])."""
         wish = request.to_push()
         with self._lock:
             now_s = self._settle(self._now_s())
@@ -229,6 +230,7 @@ class TuningDesk:
             return self._answer(ChangeKind.PUSHED, wish.actor, wish.reason)
 
     def revert(self, request: wire.RevertRequest) -> wire.PushAnswer:
+        """Restore the boot settings from the next step on; never refused."""
         with self._lock:
             self._catch_up()
             before = self._book.revision
@@ -243,6 +245,8 @@ class TuningDesk:
             return self._answer(ChangeKind.RESUMED, request.actor, request.reason, before)
 
     def steps_after(self, after: int) -> wire.StepColumns:
+        """Step records with a number above ``after`` (-1: from the oldest kept), a thousand at a time: call again with
+        ``next`` until no rows come."""
         rows, common = self._read(self._steps, after)
         columns: dict[str, Any] = {name: tuple(map(attrgetter(name), rows)) for name in wire.STEP_COLUMNS}
         return wire.StepColumns(**common, **columns)

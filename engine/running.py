@@ -13,17 +13,17 @@ from rooftune.engine.step import Runner
 
 
 class RunningEngine:
-    """``Engine`` of engine/interface.py over a runner. ``start`` runs it; tests may call ``step`` themselves instead,
-    on one thread.
+    """An engine over a runner. ``start`` runs it; tests may call ``step`` themselves instead, on one thread.
 
-    now_s: a monotonic clock (s). Raises InputError when the options do not fit together.
+    Any thread may call every other method. max_request_tokens: most prompt and output tokens of one request together,
+    what model and KV pool hold. now_s: a monotonic clock (s). Raises InputError when the options do not fit together.
     """
 
     def __init__(self, runner: Runner, options: EngineOptions, now_s: Callable[[], float] = time.monotonic) -> None:
         self.now_s = now_s
         self.facts = facts = runner.facts
         self.max_request_tokens = options.max_request_tokens(facts)
-        self._desk = desk = TuningDesk(
+        self.desk = desk = TuningDesk(
             options.about(facts),
             options.envelope(),
             options.setting,
@@ -32,25 +32,27 @@ class RunningEngine:
             ring_rows=options.ring_rows,
         )
         self._intake = Intake(facts, options, now_s)
-        self._loop = EngineLoop(runner, options, self._intake, self._desk, now_s)
+        self._loop = EngineLoop(runner, options, self._intake, self.desk, now_s)
         self.submit, self.cancel, self.step = self._intake.submit, self._intake.cancel, self._loop.step
-        # The tuning protocol is the desk's.
+        # The tuning protocol is the desk's; here for callers in this process.
         self.tuning_state, self.push, self.revert, self.resume = desk.tuning_state, desk.push, desk.revert, desk.resume
         self.steps_after, self.requests_after = desk.steps_after, desk.requests_after
         self._thread: Thread | None = None
         self._stopping = self._broken = False
 
     def observe_with(self, observer: Observer) -> None:
-        self._loop.observer = self._intake.observer = self._desk.observer = observer
+        """One observer, set before ``start``."""
+        self._loop.observer = self._intake.observer = self.desk.observer = observer
 
     def deliver_with(self, deliver: Deliver) -> None:
+        """How events reach their sinks, set before ``start``; by default the loop's thread calls each sink."""
         self._loop.deliver = deliver
 
     def snapshot(self) -> Snapshot:
-        left_s = self._desk.lease_left_s()
-        book, latest, running = self._desk.book, self._loop.latest, self._loop.running
+        left_s = self.desk.lease_left_s()
+        book, latest, running = self.desk.book, self._loop.latest, self._loop.running
         return Snapshot(
-            step=self._desk.steps,
+            step=self.desk.steps,
             running=running,
             waiting=max(0, self._intake.live - running),
             partial_prefills=latest.partial_prefills if latest is not None and running > 0 else 0,
@@ -72,10 +74,12 @@ class RunningEngine:
         self._thread.start()
 
     def drain(self, timeout_s: float) -> bool:
+        """Refuses new requests and waits for those in flight; False when some were left at the timeout."""
         self._intake.close("it drains")
         return self._intake.wait_until_empty(timeout_s)
 
     def stop(self) -> None:
+        """Ends the loop's thread after its step; requests still in flight end with FAILED."""
         self._intake.close("it has stopped")
         self._stopping = True
         self._intake.wake.set()
@@ -90,7 +94,7 @@ class RunningEngine:
             while not self._stopping:
                 wake.clear()
                 if not self._loop.step():
-                    wake.wait(self._desk.lease_left_s() or None)  # nothing to do, but a lease must still end
+                    wake.wait(self.desk.lease_left_s() or None)  # nothing to do, but a lease must still end
             turned = True
         finally:
             # An error goes on to threading.excepthook; requests in flight must get their finishing event all the same.

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-from rooftune.engine.interface import Tuning
+from rooftune.engine.protocol import TuningDesk
 from rooftune.policies import wire
 
 Read = Literal["state", "steps", "requests"]
@@ -28,24 +28,24 @@ class TuningSource(Protocol):
     async def change(self, what: Change, message: wire.Message) -> tuple[int, str]: ...
 
 
-def read(tuning: Tuning, what: str, after: int) -> str:
+def read(desk: TuningDesk, what: str, after: int) -> str:
     """The JSON of one read; raises KeyError for another name."""
     reads: dict[str, Callable[[], wire.Message]] = {
-        "state": tuning.tuning_state,
-        "steps": lambda: tuning.steps_after(after),
-        "requests": lambda: tuning.requests_after(after),
+        "state": desk.tuning_state,
+        "steps": lambda: desk.steps_after(after),
+        "requests": lambda: desk.requests_after(after),
     }
     return reads[what]().model_dump_json()
 
 
-def change(tuning: Tuning, message: wire.Message) -> tuple[int, str]:
+def change(desk: TuningDesk, message: wire.Message) -> tuple[int, str]:
     """HTTP status and JSON of one change; raises ValueError for another message."""
     if isinstance(message, wire.PushRequest):
-        answer = tuning.push(message)
+        answer = desk.push(message)
     elif isinstance(message, wire.RevertRequest):
-        answer = tuning.revert(message)
+        answer = desk.revert(message)
     elif isinstance(message, wire.ResumeRequest):
-        answer = tuning.resume(message)
+        answer = desk.resume(message)
     else:
         raise ValueError(f"no such change: {type(message).__name__}")
     status = wire.REFUSAL_STATUS[answer.code] if isinstance(answer, wire.Refusal) else 200
@@ -55,11 +55,11 @@ def change(tuning: Tuning, message: wire.Message) -> tuple[int, str]:
 class OwnEngine:
     """An engine in this process; runs in a thread, so that no stream waits while up to a thousand rows are written."""
 
-    def __init__(self, tuning: Tuning) -> None:
-        self._tuning = tuning
+    def __init__(self, desk: TuningDesk) -> None:
+        self._desk = desk
 
     async def read(self, what: Read, after: int) -> str:
-        return await asyncio.to_thread(read, self._tuning, what, after)
+        return await asyncio.to_thread(read, self._desk, what, after)
 
     async def change(self, what: Change, message: wire.Message) -> tuple[int, str]:
-        return await asyncio.to_thread(change, self._tuning, message)
+        return await asyncio.to_thread(change, self._desk, message)

@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from rooftune.engine.interface import Engine
 from rooftune.engine.metrics import CONTENT_TYPE, Metrics
+from rooftune.engine.running import RunningEngine
 from rooftune.engine.server.limits import ApiError, answer_api_error, answer_defect, answer_http_error
 from rooftune.engine.server.openai import Service, openai_routes
 from rooftune.engine.server.tuning import SecretFile, tuning_routes
@@ -24,13 +24,13 @@ def public_app(service: Service, metrics: Metrics, tuning_secret: SecretFile | N
     return _app(routes)
 
 
-def private_app(engine: Engine, metrics: Metrics, tuning_secret: SecretFile | None) -> Starlette:
+def private_app(engine: RunningEngine, metrics: Metrics, tuning_secret: SecretFile | None) -> Starlette:
     """What a loopback port or a Unix socket of its own serves: the tuning routes, read-only without a secret."""
     return _app([*_status_routes(engine, metrics), *_tuning_routes(engine, tuning_secret)])
 
 
-def _tuning_routes(engine: Engine, secret: SecretFile | None) -> list[Route]:
-    return tuning_routes(OwnEngine(engine), secret, token_with="--tuning-token-file")
+def _tuning_routes(engine: RunningEngine, secret: SecretFile | None) -> list[Route]:
+    return tuning_routes(OwnEngine(engine.desk), secret, token_with="--tuning-token-file")
 
 
 def _app(routes: Sequence[Route]) -> Starlette:
@@ -44,7 +44,7 @@ def _app(routes: Sequence[Route]) -> Starlette:
     )
 
 
-def _status_routes(engine: Engine, metrics: Metrics) -> list[Route]:
+def _status_routes(engine: RunningEngine, metrics: Metrics) -> list[Route]:
     async def health(request: Request) -> Response:
         """503 while the engine drains (a load balancer should look elsewhere) and once it has broken."""
         snapshot = engine.snapshot()

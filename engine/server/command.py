@@ -69,7 +69,7 @@ def serve(arguments: argparse.Namespace) -> int:
         private = bind_private(doors, arguments.tuning_port, arguments.tuning_socket, arguments.client_timeout)
         runner, tokenizer = _model(arguments, blocks)
         engine = RunningEngine(runner, options)
-        metrics = Metrics(engine)
+        metrics = Metrics(engine.snapshot)
         engine.observe_with(metrics)
         name = arguments.served_name or Path(arguments.model).name or arguments.model
         service = Service(

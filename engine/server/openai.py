@@ -16,7 +16,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from rooftune.engine.interface import Busy, Engine, FinishReason, RejectReason, Stopping, TooLong
+from rooftune.engine.interface import Busy, FinishReason, RejectReason, Stopping, TooLong
+from rooftune.engine.running import RunningEngine
 from rooftune.engine.server.limits import COME_AGAIN_S, TOO_LONG_CODE, ApiError, BodyRoom, parse_object, read_body
 from rooftune.engine.server.request import Generation, Served, read_generation
 from rooftune.engine.server.stream import Answer, Piece, watch
@@ -105,7 +106,7 @@ class Service:
     """Everything the routes need. api_key: None = no key is needed. on_rejected: called for requests refused before
     they reach the engine; the engine reports those it refuses itself."""
 
-    engine: Engine
+    engine: RunningEngine
     served: Served
     api_key: SecretFile | None = None
     on_rejected: Callable[[RejectReason], None] = lambda reason: None

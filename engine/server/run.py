@@ -11,7 +11,7 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
-from rooftune.engine.interface import Engine
+from rooftune.engine.running import RunningEngine
 from rooftune.engine.server.limits import ImpatientProtocol
 from rooftune.engine.server.stream import deliver_on
 from rooftune.policies.errors import InputError, RefusedError
@@ -119,7 +119,7 @@ class Server(uvicorn.Server):
         yield
 
 
-def run(engine: Engine, listeners: Sequence[Listener], *, drain_s: float, ready: Callable[[], None]) -> None:
+def run(engine: RunningEngine, listeners: Sequence[Listener], *, drain_s: float, ready: Callable[[], None]) -> None:
     """Start the engine and serve until SIGTERM or SIGINT; a second signal cuts the draining short.
 
     ready: called once when every listener answers.
@@ -137,7 +137,7 @@ def run(engine: Engine, listeners: Sequence[Listener], *, drain_s: float, ready:
 
 
 async def serve(
-    engine: Engine,
+    engine: RunningEngine,
     listeners: Sequence[Listener],
     signals: "asyncio.Queue[int]",
     drain_s: float,
@@ -186,7 +186,7 @@ def make_server(app: ASGIApp) -> Server:
     )
 
 
-async def _until_signal(engine: Engine, signals: "asyncio.Queue[int]") -> bool:
+async def _until_signal(engine: RunningEngine, signals: "asyncio.Queue[int]") -> bool:
     """True on a signal, False when the engine broke."""
     while engine.snapshot().healthy:
         with contextlib.suppress(TimeoutError):
@@ -195,7 +195,7 @@ async def _until_signal(engine: Engine, signals: "asyncio.Queue[int]") -> bool:
     return False
 
 
-async def _drain(engine: Engine, signals: "asyncio.Queue[int]", drain_s: float) -> bool:
+async def _drain(engine: RunningEngine, signals: "asyncio.Queue[int]", drain_s: float) -> bool:
     """Whether answers were left unfinished."""
     print("rooftune: draining, a second signal stops at once", flush=True)
     draining = asyncio.create_task(asyncio.to_thread(engine.drain, drain_s))

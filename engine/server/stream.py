@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from starlette.types import Receive
 
-from rooftune.engine.interface import Engine, FinishReason, GenerationRequest, Sink, TokenEvent
+from rooftune.engine.interface import FinishReason, GenerationRequest, Sink, TokenEvent
 from rooftune.engine.loop import deliver_here
+from rooftune.engine.running import RunningEngine
 from rooftune.engine.server.request import Generation, Tokenizer
 
 UNFINISHED = "\ufffd"  # what a decoder writes for bytes that do not (yet) form a character
@@ -125,7 +126,7 @@ class StopStrings:
 
 
 def deliver_on(loop: asyncio.AbstractEventLoop) -> Callable[[Iterable[tuple[Sink, TokenEvent]]], None]:
-    """For ``Engine.deliver_with``: the events of one step wake the loop once."""
+    """For ``RunningEngine.deliver_with``: the events of one step wake the loop once."""
 
     def deliver(events: Iterable[tuple[Sink, TokenEvent]]) -> None:
         try:
@@ -148,10 +149,10 @@ class Piece:
 class Answer:
     """One request in the engine: submitted when made, cancelled when closed before its end.
 
-    Lives on the event loop's thread. Raises what ``Engine.submit`` raises.
+    Lives on the event loop's thread. Raises what ``RunningEngine.submit`` raises.
     """
 
-    def __init__(self, engine: Engine, generation: Generation, tokenizer: Tokenizer, arrived_s: float) -> None:
+    def __init__(self, engine: RunningEngine, generation: Generation, tokenizer: Tokenizer, arrived_s: float) -> None:
         self._engine = engine
         self._events: list[TokenEvent] = []
         self._woken = asyncio.Event()

@@ -115,7 +115,7 @@ def test_case_3_falling_throughput_under_a_long_prompt_is_not_healthy() -> None:
 @pytest.mark.slow
 def test_case_5_a_cap_without_effect_is_dropped_from_the_search() -> None:
     engine = LiveEngine()
-    desk = engine.running._desk
+    desk = engine.running.desk
     honest = desk.begin_step
 
     def ignoring(now_s: float) -> InForce:
@@ -228,7 +228,7 @@ def test_case_8_targets_that_no_setting_meets_are_infeasible_and_noise_is_not_ch
 def clamped_rig(reply: Reply, **changes: Any) -> Rig:
     """An engine set to 2048 tokens whose steps never get more than 512, with others that wait."""
     engine = LiveEngine(Traffic(rate_rps=4.0, prompt_tokens=900, documents=0))
-    desk = engine.running._desk
+    desk = engine.running.desk
     honest = desk.begin_step
 
     def clamped(now_s: float) -> InForce:

@@ -151,7 +151,7 @@ def live(
     runner = runner or LetterRunner()
     options = EngineOptions(Setting(step_tokens=step_tokens, max_running=max_running), max_queue=max_queue)
     engine = RunningEngine(runner, options)
-    metrics = Metrics(engine)
+    metrics = Metrics(engine.snapshot)
     engine.observe_with(metrics)
     tokenizer = tokenizer or ByteTokenizer(runner.facts.vocab_tokens)
     service = Service(

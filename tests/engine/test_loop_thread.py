@@ -8,7 +8,7 @@ from itertools import count, pairwise
 import pytest
 
 from rooftune.engine.fake import FAKE_FACTS, FakeRunner
-from rooftune.engine.interface import Engine, FinishReason, RejectReason, Stopping
+from rooftune.engine.interface import FinishReason, RejectReason, Stopping
 from rooftune.engine.options import EngineOptions
 from rooftune.engine.running import RunningEngine
 from rooftune.engine.step import StepBatch
@@ -47,7 +47,7 @@ def running(**options: int) -> tuple[RunningEngine, SlowEnough]:
 
 
 def test_the_threaded_loop_is_an_engine() -> None:
-    engine: Engine = running()[0]
+    engine, _ = running()
     assert engine.facts.name == "fake" and engine.max_request_tokens == 241
 
 

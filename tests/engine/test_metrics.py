@@ -32,7 +32,7 @@ class Bench:
         common = {"setting": Setting(step_tokens=64, max_running=8), "max_queue": 2}
         runner = FakeRunner(COST, self.clock, kv_blocks=64)
         self.engine = RunningEngine(runner, EngineOptions(**(common | options)), self.clock)
-        self.metrics = Metrics(self.engine)
+        self.metrics = Metrics(self.engine.snapshot)
         self.engine.observe_with(self.metrics)
 
     def submit(self, prompt: list[int], max_tokens: int) -> int:

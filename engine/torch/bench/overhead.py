@@ -109,7 +109,7 @@ def serving() -> Iterator[Deliver]:
 def measure(runner: TimedRunner, steps: int, deliver: Deliver) -> tuple[list[float], list[float], list[float]]:
     """Wall seconds of each step, wall seconds beside its forward, and the same of the loop's thread alone."""
     engine = RunningEngine(runner, EngineOptions(Setting(step_tokens=4096, max_running=2 * BATCH)))
-    engine.observe_with(Metrics(engine))
+    engine.observe_with(Metrics(engine.snapshot))
     engine.deliver_with(deliver)
     chance = random.Random(0)
     for _ in range(BATCH):
