@@ -158,7 +158,7 @@ def _boot(book: LeaseBook, blocked: bool) -> LeaseBook:
 
 
 def _seen(book: LeaseBook, seen_s: float) -> LeaseBook:
-    """The book at another time, without the checks: every step under a lease calls it."""
+    """The book at another time, without the checks: every read calls it while the loop may wait for the lock."""
     later = object.__new__(LeaseBook)
     later.__dict__.update(book.__dict__, seen_s=seen_s)
     return later
