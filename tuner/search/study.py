@@ -35,9 +35,10 @@ T = TypeVar("T")
 
 STARTUP_TRIALS = 16
 SAMPLERS = ("tpe", "gp", "random")
-# How long a writer waits for another one's lock, and how often a refused call is tried.
+# How long a writer waits for another one's lock, and how often a refused call is tried: on a busy machine the worker
+# that makes the tables needs seconds, and the others are refused at once.
 LOCK_WAIT_S = 60
-TRIES = 4
+TRIES = 6
 # A trial of a shared study that began longer ago than this was abandoned: a replay takes seconds.
 STALE_S = 600.0
 
@@ -294,7 +295,7 @@ def again(call: Callable[[], T], tries: int = TRIES) -> T:
             if tried == tries:
                 reason = " ".join(str(_origin(error)).split())
                 raise UnreachableError(f"the database of the trials does not answer: {reason}; check it") from None
-            time.sleep(0.1 * tried)
+            time.sleep(0.05 * 2**tried)
     raise AssertionError("unreachable")
 
 
