@@ -138,7 +138,13 @@ def openai_routes(service: Service) -> list[Route]:
 
 
 def _model(served: Served, started: int) -> dict[str, object]:
-    named = {"id": served.model_id, "object": "model", "created": started, "owned_by": "rooftune"}
+    named = {
+        "id": served.model_id,
+        "object": "model",
+        "created": started,
+        "owned_by": "rooftune",
+        "root": served.model_id,
+    }
     # Not OpenAI's: the first name is vLLM's, the second tells a load generator which token ids it may send.
     return named | {"max_model_len": served.max_model_tokens, "vocab_size": served.tokenizer.vocab_tokens}
 

@@ -71,9 +71,19 @@ def test_the_status_in_words(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert rows["paused"] == "by ann: deploy"
     assert rows["engine"] == "chat-eu-1, live mode"
     assert rows["cycle"].startswith("10, ") and rows["cycle"].endswith("ago: hold, searching")
-    assert rows["in force"] == "token budget 2048 tokens, chunk cap none"
+    assert rows["was in force"] == "token budget 2048 tokens, chunk cap none"
     assert rows["in targets"] == "90 % of 420 requests"
     assert "lease" not in rows and "knee" not in rows
+
+
+def test_the_status_counts_no_lease_of_a_controller_that_does_not_run(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with StateFile.visit(folder) as state:
+        state.put(hold(10, lease_left_s=90.0))
+    assert rooftune("status", "--state", folder) == 0
+    output = capsys.readouterr().out
+    assert "s left" not in output and "rooftune doctor" in output
 
 
 def test_the_status_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

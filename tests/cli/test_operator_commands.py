@@ -116,7 +116,8 @@ def test_a_revert_at_the_engine_needs_no_controller_and_blocks(token: Path, caps
         sent = wire.parse(wire.RevertRequest, body)
         assert sent.block and sent.reason == "bad night" and sent.actor.startswith("operator/")
     output = capsys.readouterr().out
-    assert "boot setting in force from step 7" in output and f"rooftune resume --engine {engine.url}" in output
+    assert "boot setting in force from step 7" in output
+    assert f"rooftune resume --engine {engine.url} --token-file {token}" in output
 
 
 def test_a_resume_at_the_engine(

@@ -120,6 +120,7 @@ def test_models_and_health(server: Live, client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("another")
     entry = HTTP.get(f"{server.public}/v1/models").json()["data"][0]
+    assert entry["root"] == entry["id"]  # what vLLM's own clients look for
     assert entry["max_model_len"] == server.engine.max_request_tokens and entry["vocab_size"] == 512
     assert HTTP.get(f"{server.public}/health").json() == {"status": "ok"}
 

@@ -207,7 +207,7 @@ def test_47_a_lock_that_never_ends_is_one_clear_error(
     monkeypatch.setattr(study_module, "LOCK_WAIT_S", 0)
     path = tmp_path / "trials.db"
     study = SettingStudy(space(), sampler="tpe", seed=0, storage=f"sqlite:///{path}", name="live")
-    thread = hold(path, 2.0)
+    thread = hold(path, 6.0)
     with pytest.raises(UnreachableError, match="locked") as caught:
         study.ask()
     thread.join()

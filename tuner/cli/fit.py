@@ -71,6 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
     for flag, path in (("--out", arguments.out), ("--plot", arguments.plot)):
         if path is not None:
             check_out_file(path, flag)
+    if arguments.plot is not None and Path(arguments.plot).suffix != ".svg":
+        raise InputError(f"--plot is {arguments.plot!r}, must end in .svg, which is what it writes; rename it")
     if arguments.profile is not None:
         return _run_profile(arguments)
     if arguments.layers is not None:

@@ -173,7 +173,8 @@ def revert(arguments: argparse.Namespace) -> int:
     reason = arguments.reason
     if arguments.engine is not None:
         done = at_engine("revert", reason, arguments.engine, arguments.token_file)
-        print(f"reverted: {done}; blocked until: rooftune resume --engine {arguments.engine}")
+        token = "" if arguments.token_file is None else f" --token-file {arguments.token_file}"
+        print(f"reverted: {done}; blocked until: rooftune resume --engine {arguments.engine}{token}")
         return 0
     if arguments.face is not None:
         ask(arguments.face, "/revert", arguments.token_file, {"actor": actor(), "reason": reason})

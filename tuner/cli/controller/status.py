@@ -73,7 +73,8 @@ def _lines(document: dict[str, Any]) -> list[str]:
     if record is None:
         rows.append(("cycle", "none has been written down yet"))
     else:
-        rows += _record(record, float(since_s) if isinstance(since_s, int | float) else 0.0)
+        runs = "healthy" in document or bool(document.get("pid"))
+        rows += _record(record, float(since_s) if isinstance(since_s, int | float) else 0.0, runs)
     width = max(len(word) for word, _ in rows)
     return [f"{word:<{width}}  {text}" for word, text in rows]
 
@@ -88,14 +89,17 @@ def _who(document: dict[str, Any]) -> str:
     return f"{document.get('instance')} runs (pid {pid})" if pid else f"{document.get('instance')} does not run"
 
 
-def _record(record: CycleRecord, since_s: float) -> list[tuple[str, str]]:
+def _record(record: CycleRecord, since_s: float, runs: bool) -> list[tuple[str, str]]:
+    """runs: whether the controller does; what one that ended left in force, only the engine can say."""
     rows = [
         ("engine", f"{record.engine}, {record.mode} mode"),
         ("cycle", f"{record.number}, {seconds(since_s)} ago: {record.action.value}, {record.reason.value}"),
     ]
     if record.in_force is not None:
-        rows.append(("in force", knobs(record.in_force)))
-    if isinstance(record.lease_left_s, float):
+        rows.append(("in force" if runs else "was in force", knobs(record.in_force)))
+    if isinstance(record.lease_left_s, float) and not runs:
+        rows.append(("lease", "its end or a clean stop returns the engine to its boot setting; see: rooftune doctor"))
+    elif isinstance(record.lease_left_s, float):
         left_s = record.lease_left_s - since_s
         rows.append(("lease", f"{seconds(left_s)} left" if left_s > 0 else "over by now, unless it was renewed"))
     if record.fit is not None and record.fit.knee_tokens is not None:
