@@ -26,10 +26,13 @@ from rooftune.policies.outcomes import BoolArray
 from rooftune.policies.request import Boot, FloatArray, Setting
 from rooftune.policies.slo import Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS
-from rooftune.policies.verify import Observed, RollbackThresholds, Verdict
+from rooftune.policies.verify import Observed, Verdict
+from rooftune.tuner.config import Config
+from rooftune.tuner.config.sections import EngineSection
 from rooftune.tuner.control.cycle.observe import Seen
-from rooftune.tuner.control.cycle.verify import MOST_BEFORE, Terms, check
+from rooftune.tuner.control.cycle.verify import MOST_BEFORE, check
 from rooftune.tuner.control.memory import Trial
+from rooftune.tuner.control.options import options_of
 from rooftune.tuner.observe.rows import RequestRows
 from rooftune.tuner.observe.window import Window
 from rooftune.tuner.sim.engine import Engine
@@ -42,7 +45,9 @@ MODEL = NAMED_MODELS["8b-2tbs"]
 ENGINE = Engine(Boot(16_384, 16, 1, 1, 0, 0), 600_000 // 16, 256)
 SETTING = Setting(2048, max_running=256)
 PUSH_S, SPAN_S, CYCLE_S = 900.0, 2700.0, 15.0
-VERIFY_S, SETTLE_S, BLOCK_S, FIRST_LOOK_S = 120.0, 5.0, 60.0, 120.0
+BLOCK_S, FIRST_LOOK_S = 60.0, 120.0
+OPTIONS = options_of(Config(engine=EngineSection(url="http://engine")), None)  # as an operator finds them
+VERIFY_S, SETTLE_S = OPTIONS.verify_s, OPTIONS.settle_s
 CARRY_OVER_S, PAIRS = 10.0, (4, 7, 14)
 GOOD_SHARE = 0.5  # of the requests before the push, where the share scatters most
 GAINS = (0.05, 0.15, 0.40)
@@ -121,15 +126,15 @@ def by_controller(run: Run, gain: float) -> Judged:
         push_cycle=1, boot_id="b", began_s=PUSH_S, since_s=-1e12, before={}, after={}, predicted_gain=0.0,
         twin_error=0.0, predicted_attainment=None, stride=False,
     )  # fmt: skip
-    slo, terms = Slo((Target("ttft", bound_s, 0.9),)), Terms(SETTLE_S, 8, 20)
+    slo = Slo((Target("ttft", bound_s, 0.9),))
     before = _window(rows, PUSH_S)
     for now_s in np.arange(PUSH_S + CYCLE_S, SPAN_S, CYCLE_S):
         seen = SimpleNamespace(
             now_s=float(now_s), window=_window(rows, float(now_s)), slo=slo, verify_s=VERIFY_S, observed=Observed()
         )
-        found = check(trial, before, cast("Seen", seen), RollbackThresholds(), terms)
-        if found.keeps or found.judgement.verdict is Verdict.WORSE:
-            return found.judgement.verdict, (float(now_s) - PUSH_S) / 60.0
+        found = check(trial, before, cast("Seen", seen), OPTIONS, None)
+        if found.keeps or found.verdict is Verdict.WORSE:
+            return found.verdict, (float(now_s) - PUSH_S) / 60.0
     return NONE
 
 
