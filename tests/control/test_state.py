@@ -18,7 +18,7 @@ from rooftune.tuner.control.ports import Store
 from rooftune.tuner.control.state import operator
 from rooftune.tuner.control.state.file import STATE_FILE
 from rooftune.tuner.control.state.store import PRUNE_ROWS, StateFile, StoreError, StoreFault, holder
-from tests.control.cycle_records import START_S, fit, hold, push, verify
+from tests.control.cycle_records import START_S, fit, hold, proposal, push, verify
 
 
 @pytest.fixture
@@ -48,16 +48,23 @@ def test_a_push_keeps_prediction_and_outcome_side_by_side(state: StateFile) -> N
     (row,) = state.pushes(5)
     assert (row.number, row.changes, row.ended, row.verdict) == (2, {"step_tokens": 1024}, None, None)
     assert [one.number for one in state.unfinished()] == [2]
-    state.put(push(2))
+    state.put(push(2, reason=Reason.OK, pushed=proposal().setting))
     assert state.unfinished() == []
     (row,) = state.pushes(5)
-    assert (row.ended, row.predicted_gain, row.observed_gain) == ("step_limited", 0.07, None)
+    assert (row.ended, row.predicted_gain, row.observed_gain) == ("ok", 0.07, None)
     state.put(
         hold(7, verify=verify(2, observed_gain=-0.03, verdict="worse", reason="loss_shown", prediction_held=False))
     )
     (row,) = state.pushes(5)
     assert (row.verdict, row.verified_in, row.observed_gain, row.half_width) == ("worse", 7, -0.03, 0.021)
     assert (row.requests, row.prediction_held) == (380, False)
+
+
+def test_a_step_towards_a_proposal_has_no_prediction(state: StateFile) -> None:
+    state.note_push(2, '{"step_tokens": 1024}')
+    state.put(push(2))
+    (row,) = state.pushes(5)
+    assert (row.ended, row.predicted_gain) == ("step_limited", None)
 
 
 def test_a_refused_push_is_marked_refused(state: StateFile) -> None:

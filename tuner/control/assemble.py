@@ -70,8 +70,10 @@ def _served(record: CycleRecord) -> str:
 
 
 def _predicted(record: CycleRecord) -> str:
+    if record.predicted_gain is not None:
+        return f" (predicted: {points(record.predicted_gain)} points)"
     gain = record.proposal.gain if record.proposal is not None else None
-    return "" if gain is None else f" (predicted: {points(gain)} points)"
+    return "" if gain is None else f" (a step towards a setting with {points(gain)} points predicted)"
 
 
 def _verdict(verify: VerifyPart | None) -> str:

@@ -157,6 +157,15 @@ class CycleRecord(Part):
     spent_slo_s: Annotated[float, Field(ge=0)] = 0.0
     detail: Words = ""
 
+    @property
+    def predicted_gain(self) -> float | None:
+        """Of the push, made or held back. None without one, and for a step: the twin predicted where it leads."""
+        moved = self.would_push if self.pushed is None else self.pushed
+        if self.proposal is None or moved is None:
+            return None
+        whole = all(self.proposal.setting.get(name) == value for name, value in moved.items())
+        return self.proposal.gain if whole else None
+
 
 class RecordParts(TypedDict, total=False):
     """The fields of ``CycleRecord`` that a running cycle fills in."""

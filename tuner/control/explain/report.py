@@ -79,7 +79,7 @@ def _pushes(records: list[CycleRecord]) -> list[str]:
     by_number = {record.number: record for record in records}
     for number, changes in pushed.items():
         verify, record = verdicts.get(number), by_number.get(number)
-        gain = record.proposal.gain if record is not None and record.proposal is not None else None
+        gain = record.predicted_gain if record is not None else None
         observed, verdict = "", "none"
         if verify is not None:
             gain = gain if verify.predicted_gain is None else verify.predicted_gain

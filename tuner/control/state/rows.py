@@ -65,9 +65,9 @@ def insert_cycle(connection: sqlite3.Connection, record: CycleRecord) -> None:
             "INSERT OR IGNORE INTO pushes (number, noted_at_s, changes) VALUES (?, ?, ?)",
             (record.number, record.started_at_s, changes),
         )
-    gain = None if record.proposal is None else record.proposal.gain
     connection.execute(
-        "UPDATE pushes SET ended = ?, predicted_gain = ? WHERE number = ?", (record.reason.value, gain, record.number)
+        "UPDATE pushes SET ended = ?, predicted_gain = ? WHERE number = ?",
+        (record.reason.value, record.predicted_gain, record.number),
     )
     if record.verify is not None:
         seen = record.verify
