@@ -8,6 +8,7 @@ import pytest
 
 from rooftune.policies.errors import InputError
 from rooftune.tuner.traffic.file import write_traffic
+from rooftune.tuner.traffic.generate import document_mix
 from rooftune.tuner.traffic.traces import load_lengths, load_traffic
 from rooftune.tuner.traffic.workload import Traffic
 
@@ -122,6 +123,13 @@ def test_lengths_file(tmp_path: Path) -> None:
     assert [part.tolist() for part in load_lengths(path)] == [[74, 290], [918, 905]]
     with pytest.raises(InputError, match=r"without arrival times.*generate --lengths"):
         load_traffic(path)
+
+
+def test_lengths_of_a_traffic_file_of_ours_are_taken_alone(tmp_path: Path) -> None:
+    traffic = document_mix(1, 2.0, 30.0, 8, (2_000, 4_000))
+    write_traffic(tmp_path / "made.csv", traffic)
+    prompt, output = load_lengths(tmp_path / "made.csv")
+    assert (prompt == traffic.prompt_tokens).all() and (output == traffic.output_tokens).all()
 
 
 @needs_data

@@ -64,9 +64,13 @@ def load_lengths(path: str | Path) -> tuple[IntArray, IntArray]:
     """Prompt and output lengths (tokens, at least 1, shape (n,) each) of a CSV without arrival times.
 
     It reads the columns num_prefill_tokens and num_decode_tokens, or prompt_tokens and output_tokens; derived
-    columns of the first kind (num_total_tokens, pd_ratio) are ignored. Raises InputError.
+    columns of the first kind (num_total_tokens, pd_ratio) are ignored. Of a traffic file that ``write_traffic`` wrote
+    it takes the lengths alone. Raises InputError.
     """
     text = read_text(path)
+    if text.startswith("#"):
+        made = parse_csv(text, shown_path(path))
+        return made.prompt_tokens, made.output_tokens
     header = _header(text)
     prompt = "num_prefill_tokens" if "num_prefill_tokens" in header else "prompt_tokens"
     output = LENGTH_COLUMNS[prompt]
