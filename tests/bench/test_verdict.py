@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rooftune.policies.verify import Verdict
-from tests.bench.verdict import GOOD_SHARE, PUSH_S, TESTS, _student, run_of
+from tests.bench.verdict import GOOD_SHARE, PUSH_S, TESTS, run_of
 
 KIND = "1 document in 8, 3/s"
 
@@ -23,8 +23,3 @@ def test_a_raised_run_differs_in_the_share_of_the_new_setting_alone() -> None:
 @pytest.mark.parametrize("name", TESTS)
 def test_forty_points_are_found(name: str) -> None:
     assert [TESTS[name](run_of(KIND, seed), 0.4)[0] for seed in range(3)] == [Verdict.BETTER] * 3
-
-
-@pytest.mark.parametrize(("degrees", "expected"), [(3, 3.182), (6, 2.447), (13, 2.160), (60, 2.000)])
-def test_quantiles_of_students_t(degrees: int, expected: float) -> None:
-    assert _student(0.975, degrees) == pytest.approx(expected, rel=0.01)

@@ -15,11 +15,12 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from statistics import NormalDist, median
+from statistics import median
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+from scipy.stats import t
 
 from rooftune.policies.commands import Figure
 from rooftune.policies.outcomes import BoolArray
@@ -54,17 +55,28 @@ GAINS = (0.05, 0.15, 0.40)
 FALSE_SHARE = 0.05
 DRIFT, DRIFT_S, CELL_S, SCATTER = 0.10, 300.0, 10.0, 0.03
 
+
+def _chat(rate_rps: float, **more: float) -> Callable[[int], Traffic]:
+    return _documents(rate_rps, 1e6, **more)
+
+
+def _documents(
+    rate_rps: float, one_in: float, long_range: tuple[int, int] = (8_000, 16_000), **more: float
+) -> Callable[[int], Traffic]:
+    return lambda seed: document_mix(seed, rate_rps, SPAN_S, one_in, long_range, **more)
+
+
 KINDS: dict[str, Callable[[int], Traffic]] = {
-    "chat 6/s": lambda seed: document_mix(seed, 6.0, SPAN_S, 1e6, (8_000, 16_000)),
-    "chat 8/s": lambda seed: document_mix(seed, 8.0, SPAN_S, 1e6, (8_000, 16_000)),
-    "chat 9/s": lambda seed: document_mix(seed, 9.0, SPAN_S, 1e6, (8_000, 16_000)),
-    "1 document in 8, 2/s": lambda seed: document_mix(seed, 2.0, SPAN_S, 8, (8_000, 16_000)),
-    "1 document in 8, 3/s": lambda seed: document_mix(seed, 3.0, SPAN_S, 8, (8_000, 16_000)),
-    "bursts of documents": lambda seed: document_mix(seed, 3.0, SPAN_S, 8, (8_000, 16_000), burst_cv=3.0),
-    "bursts of chat": lambda seed: document_mix(seed, 6.0, SPAN_S, 1e6, (8_000, 16_000), burst_cv=3.0),
-    "1 giant in 30": lambda seed: document_mix(seed, 2.0, SPAN_S, 30, (30_000, 60_000)),
+    "chat 6/s": _chat(6.0),
+    "chat 8/s": _chat(8.0),
+    "chat 9/s": _chat(9.0),
+    "1 document in 8, 2/s": _documents(2.0, 8),
+    "1 document in 8, 3/s": _documents(3.0, 8),
+    "bursts of documents": _documents(3.0, 8, burst_cv=3.0),
+    "bursts of chat": _chat(6.0, burst_cv=3.0),
+    "1 giant in 30": _documents(2.0, 30, (30_000, 60_000)),
     "rag": lambda seed: generate(Day(2.0, 1.5, 1800.0, 7200.0), named_mix("rag"), SPAN_S, seed),
-    "long answers": lambda seed: document_mix(seed, 2.0, SPAN_S, 1e6, (8_000, 16_000), output_mean=800.0),
+    "long answers": _chat(2.0, output_mean=800.0),
 }
 
 
@@ -153,7 +165,7 @@ def by_five_looks(run: Run, gain: float) -> Judged:
         now, variance, blocks = _share(rows, bound_s, from_s, from_s + length_s, min(BLOCK_S, length_s / 4.0))
         both = variance + was_variance
         degrees = both**2 / (variance**2 / (blocks - 1) + was_variance**2 / (was_blocks - 1) + 1e-30)
-        half = _student(1.0 - FALSE_SHARE / len(lengths) / 2.0, degrees) * math.sqrt(both)
+        half = float(t.ppf(1.0 - FALSE_SHARE / len(lengths) / 2.0, degrees)) * math.sqrt(both)
         if abs(now - was) > half:
             return (Verdict.BETTER if now > was else Verdict.WORSE), (length_s + SETTLE_S) / 60.0
     return NONE
@@ -175,7 +187,11 @@ def by_switchback(run: Run, gain: float) -> Judged:
         shares.append(np.bincount(pair[kept], weights=good[kept], minlength=last) / np.maximum(count, 1))
     for looked in PAIRS:
         found = (shares[0] - shares[1])[:looked]
-        half = _student(1.0 - FALSE_SHARE / len(PAIRS) / 2.0, looked - 1) * float(found.std(ddof=1)) / math.sqrt(looked)
+        half = (
+            float(t.ppf(1.0 - FALSE_SHARE / len(PAIRS) / 2.0, looked - 1))
+            * float(found.std(ddof=1))
+            / math.sqrt(looked)
+        )
         if abs(found.mean()) > half:
             verdict = Verdict.BETTER if found.mean() > 0 else Verdict.WORSE
             return verdict, (SETTLE_S + 2 * BLOCK_S * looked) / 60.0
@@ -194,14 +210,6 @@ def _share(
     share = float(good.sum() / count.sum())
     rest = good - share * count
     return share, float((rest @ rest) / count.sum() ** 2 * blocks / (blocks - 1)), blocks
-
-
-def _student(probability: float, degrees: float) -> float:
-    """Quantile of Student's t by its expansion around the normal one; good enough from three degrees on."""
-    z, n = NormalDist().inv_cdf(probability), max(degrees, 3.0)
-    first, second = (z**3 + z) / 4.0, (5 * z**5 + 16 * z**3 + 3 * z) / 96.0
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384.0
-    return z + first / n + second / n**2 + third / n**3
 
 
 Test = Callable[[Run, float], Judged]

@@ -28,7 +28,7 @@ from rooftune.policies.commands import COMMAND_GROUP, Command, Terminated, exit_
 from rooftune.policies.errors import InputError, RooftuneError, UnreachableError
 
 _OWN_PACKAGES = frozenset({"rooftune"})
-_DEV_ONLY = ("sched_sim",)  # baselines of benchmarks
+_DEV_ONLY = ("sched_sim", "scipy")  # baselines of benchmarks
 _SERVER_ONLY = {"prometheus_client", "jinja2"}
 
 
