@@ -107,7 +107,7 @@ def refuse(what: str, text: str, bound: str, remedy: str) -> InputError:
 
 
 def number_or_nan(text: str) -> float:
-    """NaN for a text that is none; infinite for one that is too large."""
+    """NaN for text that is not a number, infinity for a number too large."""
     return float(text) if _DECIMAL.fullmatch(text.strip()) else math.nan
 
 

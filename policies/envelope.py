@@ -193,7 +193,7 @@ KNOBS = (
     ),
 )  # fmt: skip
 KNOB_NAMES: tuple[str, ...] = Setting._fields  # the order of the protocol
-KNOB: Mapping[str, Knob] = {knob.name: knob for name in KNOB_NAMES for knob in KNOBS if knob.name == name}
+KNOB: Mapping[str, Knob] = {knob.name: knob for knob in sorted(KNOBS, key=lambda knob: KNOB_NAMES.index(knob.name))}
 KNOB_LABELS: Mapping[str, str] = {knob.name: knob.label for knob in KNOBS}
 RATIO_KNOBS = tuple(knob.name for knob in KNOBS if knob.ratio)
 SEARCHED = frozenset(knob.name for knob in KNOBS if knob.role is Role.SEARCHED)

@@ -89,7 +89,7 @@ def test_requests_that_cannot_be_read_are_not_the_absence_of_any(state: StateFil
 
 
 def test_two_simultaneous_requests_are_both_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pause over HTTP while somebody types a revert: whoever writes second does not undo the first."""
+    """A pause over HTTP while an operator types a revert: the second write does not undo the first."""
     with StateFile.own(tmp_path) as state, StateFile.visit(tmp_path) as other:
         known = operator._parsed
         threads: list[Thread] = []

@@ -19,7 +19,7 @@ MOST_REQUESTS = 20_000
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """Rows of the last ``span_s`` seconds, at most so many of each; instants in seconds on the engine's clock.
+    """Rows of the last ``span_s`` seconds, within most_steps and most_requests; instants on the engine's clock (s).
 
     boot_id: of the engine whose rows these are, None before the first reading. now_s: of the latest reading.
     complete_from_s: every request that arrived from then on and has ended is here. steps_from_s: every step that

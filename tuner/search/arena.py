@@ -21,7 +21,7 @@ PARALLEL = 2
 class Arena:
     """Evaluates settings on one case and remembers; ``replace`` makes one that knows nothing yet.
 
-    max_steps: after so many a replay is given up. whole_traffic: False for a few windows of it. paid_steps: steps
+    max_steps: a replay that takes more is given up. whole_traffic: False for a few windows of it. paid_steps: steps
     really simulated.
     """
 

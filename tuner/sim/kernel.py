@@ -83,7 +83,7 @@ class Run(NamedTuple):
 
 
 def new_run(requests: int, gap_bounds_s: Sequence[float], pool_blocks: int) -> Run:
-    """Nothing has happened yet to so many requests. gap_bounds_s: in any order."""
+    """A run of this many requests before its first step. gap_bounds_s: in any order."""
     bounds = np.array(sorted(gap_bounds_s), dtype=np.float64)
     return Run(
         times=np.full((requests, TIMES), np.nan),
