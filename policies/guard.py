@@ -90,6 +90,7 @@ class Reason(StrEnum):
     NO_PROPOSAL = "no_proposal"
     ALREADY_IN_FORCE = "already_in_force"
     TWIN_NOT_TRUSTED = "twin_not_trusted"
+    TWIN_TOO_FEW = "twin_too_few"  # the window is too small to judge the twin by
     GAIN_UNKNOWN = "gain_unknown"
     WITHIN_NOISE = "within_noise"
     KNOB_ABSENT = "knob_absent"

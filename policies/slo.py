@@ -210,6 +210,17 @@ def _latency(outcomes: Outcomes, metric: Metric) -> tuple[FloatArray, BoolArray]
     return np.where(lost, np.inf, value), exists
 
 
+def applies(outcomes: Outcomes, slo: Slo, target: Target, override_index: int | None) -> BoolArray:
+    """The requests of a row of ``all_targets``, shape (n,)."""
+    return _applies(slo, _override_of(outcomes, slo), target, override_index)
+
+
+def samples(outcomes: Outcomes, metric: Metric, group: BoolArray) -> FloatArray:
+    """Values (s) of a per-request metric over the requests of ``group`` that have it; +inf: never reached."""
+    value, exists = _latency(outcomes, metric)
+    return value[group & exists]
+
+
 def _gaps_over(outcomes: Outcomes, bound_s: float) -> IntArray:
     column = np.flatnonzero(np.isclose(outcomes.gap_bounds_s, bound_s, rtol=RELATIVE_SLACK, atol=0.0))
     if not column.size:
@@ -218,7 +229,8 @@ def _gaps_over(outcomes: Outcomes, bound_s: float) -> IntArray:
     return outcomes.gap_over[:, column[0]]
 
 
-def _request_meets(outcomes: Outcomes, target: Target) -> BoolArray:
+def meets(outcomes: Outcomes, target: Target) -> BoolArray:
+    """Which requests meet the target, shape (n,), whether it applies to them or not."""
     if target.metric != "gap" or target.quantile == 1.0:
         value, exists = _latency(outcomes, target.metric)
         return (value <= target.bound_s) | ~exists
@@ -236,7 +248,7 @@ def good(outcomes: Outcomes, slo: Slo) -> BoolArray:
     chosen = _override_of(outcomes, slo)
     met = outcomes.finished.copy()
     for target, index in slo.all_targets():
-        met &= _request_meets(outcomes, target) | ~_applies(slo, chosen, target, index)
+        met &= meets(outcomes, target) | ~_applies(slo, chosen, target, index)
     return met
 
 
@@ -249,7 +261,7 @@ def missed_shares(outcomes: Outcomes, slo: Slo) -> tuple[float, ...]:
     shares = []
     for target, index in slo.all_targets():
         group = _applies(slo, chosen, target, index)
-        missed = group & ~(_request_meets(outcomes, target) & outcomes.finished)
+        missed = group & ~(meets(outcomes, target) & outcomes.finished)
         shares.append(float(missed.sum()) / max(int(group.sum()), 1))
     return tuple(shares)
 

@@ -310,9 +310,24 @@ def test_a_twin_that_is_not_good_is_not_acted_on() -> None:
     run = rig(proposes(step_tokens=512, twin="not_good", verdict="none"), options=options(search_requests=20))
     run.run(4)
     assert run.records[-1].reason is Reason.TWIN_NOT_TRUSTED and not run.port.moving
-    few = rig(proposes(step_tokens=512, twin="too_few"), options=options(search_requests=20))
-    few.run(4)
-    assert few.records[-1].reason is Reason.TWIN_NOT_TRUSTED and not few.port.moving
+
+
+def test_a_twin_with_too_few_requests_is_asked_again_as_soon_as_they_are_there() -> None:
+    missing = 30
+
+    def reply(job: Job) -> SearchAnswer:
+        few = answer_of(job, step_tokens=512, twin="too_few")
+        twin = few.twin.model_copy(update={"missing_requests": missing})
+        return few.model_copy(update={"twin": twin})
+
+    run = rig(reply, options=options(search_requests=20, search_every_s=100_000.0, window_s=600.0))
+    run.run(8, until=lambda record: record.reason is Reason.TWIN_TOO_FEW)
+    first, last = run.searcher.jobs[0], run.records[-1]
+    assert last.reason is Reason.TWIN_TOO_FEW and not run.port.moving and len(run.searcher.jobs) == 1
+    (said,) = {r.detail for r in run.records if "more requests" in r.detail}
+    assert f"needs about {missing} more requests than the {len(first.window.arrival_s)}" in said
+    run.run(20, until=lambda record: len(run.searcher.jobs) > 1)
+    assert missing <= len(run.searcher.jobs[1].window.arrival_s) - len(first.window.arrival_s) < 3 * missing
 
 
 def test_an_unknown_gain_or_error_is_never_pushed() -> None:

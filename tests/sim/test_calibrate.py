@@ -1,5 +1,6 @@
 """The twin's judge: good twins pass, wrong ones do not, small windows are reported; constants are recovered."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -8,8 +9,17 @@ import pytest
 from rooftune.policies.errors import InputError
 from rooftune.policies.outcomes import Outcomes
 from rooftune.policies.request import Boot, Setting
+from rooftune.policies.slo import Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS, StepCost, StepModel, step_cost
-from rooftune.tuner.sim.calibrate import Calibration, Fidelity, Observed, Quality, calibrate
+from rooftune.tuner.sim.calibrate import (
+    SHARE,
+    SHOWN,
+    Calibration,
+    Fidelity,
+    Quality,
+    blocked_error,
+    calibrate,
+)
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.noise import StepNoise
 from rooftune.tuner.traffic.generate import Poisson, generate, named_mix
@@ -32,8 +42,8 @@ def outcomes(of: Traffic, factor: float = 1.0, outside: Outside | None = None) -
     return predict(of, ENGINE, SETTING, MODEL, outside or Outside(), noise)
 
 
-def row(found: Calibration, metric: Observed, quantile: float) -> tuple[float, Fidelity]:
-    (match,) = (each for each in found.rows if each.metric is metric and each.quantile == quantile)
+def row(found: Calibration, metric: str, quantile: float) -> tuple[float, Fidelity]:
+    (match,) = (each for each in found.rows if each.metric == metric and each.quantile == quantile)
     return match.error, match.verdict
 
 
@@ -48,14 +58,14 @@ def test_a_good_twin_may_act() -> None:
     assert found.verdict is Fidelity.GOOD and found.rows[0].samples == len(window)
     assert 0.0 < worst_error(found) < 0.25
     # A clock that runs 5 % slow: the time per token is 5 % too short.
-    assert row(found, Observed.TPOT, 0.5)[0] == pytest.approx(1.0 / 1.05 - 1.0, abs=0.01)
+    assert row(found, "tpot", 0.5)[0] == pytest.approx(1.0 / 1.05 - 1.0, abs=0.01)
 
 
 def test_a_wrong_twin_may_not_act() -> None:
     window = traffic(400.0)
     found = calibrate([outcomes(window)], outcomes(window, 1.6))
     assert found.verdict is Fidelity.NOT_GOOD
-    error, verdict = row(found, Observed.TPOT, 0.5)
+    error, verdict = row(found, "tpot", 0.5)
     assert verdict is Fidelity.NOT_GOOD and error < -0.35
 
 
@@ -65,7 +75,7 @@ def test_one_wrong_quantile_is_enough() -> None:
     stalled = np.where(np.arange(len(window)) % 10 == 0, 5.0, observed.longest_gap_s)
     found = calibrate([outcomes(window)], replace(observed, longest_gap_s=stalled))
     wrong = [(each.metric, each.quantile) for each in found.rows if each.verdict is Fidelity.NOT_GOOD]
-    assert (Observed.LONGEST_GAP, 0.95) in wrong and all(metric is Observed.LONGEST_GAP for metric, _ in wrong)
+    assert ("longest_gap", 0.95) in wrong and all(metric == "longest_gap" for metric, _ in wrong)
     assert found.verdict is Fidelity.NOT_GOOD
 
 
@@ -76,8 +86,8 @@ def test_a_small_window_is_too_few_not_wrong() -> None:
     assert found.verdict is Fidelity.TOO_FEW and np.isnan(worst_error(found))
     medium = traffic(60.0)
     found = calibrate([outcomes(medium)], outcomes(medium))
-    assert row(found, Observed.TTFT, 0.99)[1] is Fidelity.TOO_FEW
-    assert row(found, Observed.TTFT, 0.95)[1] is Fidelity.GOOD and found.verdict is Fidelity.GOOD
+    assert row(found, "ttft", 0.99)[1] is Fidelity.TOO_FEW
+    assert row(found, "ttft", 0.95)[1] is Fidelity.GOOD and found.verdict is Fidelity.GOOD
 
 
 def scattered(factor: float) -> Outcomes:
@@ -99,10 +109,10 @@ def scattered(factor: float) -> Outcomes:
 
 def test_an_error_that_chance_explains_is_too_few_not_wrong() -> None:
     found = calibrate([scattered(1.4)], scattered(1.0))
-    for metric in Observed:
+    for metric in SHOWN:
         error, verdict = row(found, metric, 0.5)
         assert error == pytest.approx(0.4) and verdict is Fidelity.TOO_FEW, metric
-    assert row(calibrate([scattered(4.0)], scattered(1.0)), Observed.TPOT, 0.5)[1] is Fidelity.NOT_GOOD
+    assert row(calibrate([scattered(4.0)], scattered(1.0)), "tpot", 0.5)[1] is Fidelity.NOT_GOOD
 
 
 def test_missing_figures_are_not_zero() -> None:
@@ -215,3 +225,91 @@ def test_the_time_before_the_scheduler_counts_in_the_latency() -> None:
     model = StepModel(0.010, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     seen = predict(lone, ENGINE, SETTING, model, Outside(before_s=0.3))
     assert seen.arrival_s[0] == 1.0 and seen.first_token_s[0] == pytest.approx(1.310)
+
+
+# --- by the targets ----------------------------------------------------------------------------
+
+
+def answers(ttft_s: np.ndarray, gap_s: np.ndarray) -> Outcomes:
+    """Requests of 101 tokens, one a second."""
+    n = len(ttft_s)
+    arrival_s = np.arange(n, dtype=float)
+    return Outcomes(
+        arrival_s=arrival_s,
+        first_token_s=arrival_s + ttft_s,
+        finish_s=arrival_s + ttft_s + 100.0 * 0.02,
+        prompt_tokens=np.full(n, 80),
+        output_tokens=np.full(n, 101),
+        longest_gap_s=gap_s,
+        gap_count=np.full(n, 100),
+    )
+
+
+def near_saturation(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """TTFT and longest gap where documents hold up 1 chat in 3: short waits by chance, long ones by the queue."""
+    chance = np.random.default_rng(7)
+    held_up = chance.random(n) < 0.32
+    ttft_s = np.where(held_up, chance.uniform(2.0, 9.0, n), chance.lognormal(math.log(0.1), 0.8, n))
+    return ttft_s, np.where(held_up, chance.uniform(0.45, 1.2, n), chance.uniform(0.1, 0.3, n))
+
+
+TARGETS = Slo((Target("ttft", 3.0, 0.95), Target("longest_gap", 0.4, 0.95)))
+
+
+def test_what_no_target_names_does_not_close_the_gate() -> None:
+    """Share foretold within 3.2 points, TTFT p95 and p99 within 10 %, longest gap within 4 %, TTFT p50 38 % off."""
+    ttft_s, gap_s = near_saturation(120)
+    foretold = answers(np.where(ttft_s < 1.0, 0.62 * ttft_s, 1.08 * ttft_s), 1.03 * gap_s)
+    observed = answers(ttft_s, gap_s)
+    found = calibrate([foretold], observed, slo=TARGETS)
+    assert found.verdict is Fidelity.GOOD and found.missing == 0
+    by_name = {each.name: each for each in found.rows}
+    assert abs(by_name[SHARE].error) < 0.032 and by_name["ttft p50"].error == pytest.approx(-0.38)
+    assert 0.0 < by_name["ttft p95"].error < 0.1 and by_name["ttft p99"].error == pytest.approx(0.08)
+    assert by_name["ttft p50"].verdict is not Fidelity.GOOD and not by_name["ttft p50"].decides
+    assert {each.name for each in found.rows if each.decides} == {SHARE, "ttft p95", "longest gap p95"}
+    # The same figures without targets: the median closes the gate.
+    assert calibrate([foretold], observed).verdict is not Fidelity.GOOD
+
+
+def test_a_good_median_does_not_open_the_gate_for_a_target_at_p99() -> None:
+    ttft_s, gap_s = near_saturation(440)
+    seen = answers(ttft_s, gap_s)
+    at_p99 = Slo((Target("ttft", 3.0, 0.99),))
+    found = calibrate([seen], seen, slo=at_p99)
+    assert found.verdict is Fidelity.TOO_FEW and found.missing == 60
+    assert row(found, "ttft", 0.5)[1] is Fidelity.GOOD
+    enough = answers(*near_saturation(500))
+    assert calibrate([enough], enough, slo=at_p99).verdict is Fidelity.GOOD
+    wrong = answers(np.where(ttft_s > 2.0, 3.0, 1.0) * ttft_s, gap_s)
+    assert calibrate([wrong], seen, slo=TARGETS).verdict is Fidelity.NOT_GOOD
+
+
+def test_a_wrong_share_closes_the_gate_however_good_the_quantiles() -> None:
+    """Each request gets another's latency: every quantile is exact, and a bound between two groups is met."""
+    ttft_s, gap_s = near_saturation(400)
+    bound = Slo((Target("longest_gap", 0.4, 0.95), Target("ttft", 3.0, 0.95)))
+    seen = answers(ttft_s, gap_s)
+    crossed = answers(np.sort(ttft_s), np.sort(gap_s)[::-1])
+    found = calibrate([crossed], seen, slo=bound)
+    (share,) = (each for each in found.rows if each.name == SHARE)
+    assert share.error < -0.1 and share.half_width > 0.0
+    assert found.verdict is not Fidelity.GOOD
+
+
+def test_the_sampling_error_counts_neighbours_that_share_their_fate() -> None:
+    alternating, blocked = np.tile([0.0, 1.0], 200), np.repeat([0.0, 1.0], 200)
+    assert blocked_error(alternating) == pytest.approx(0.5 / math.sqrt(400), rel=0.01)
+    assert blocked_error(blocked) > 5.0 * blocked_error(alternating)
+    assert blocked_error(np.zeros(400)) == 0.0 and math.isnan(blocked_error(np.zeros(0)))
+
+
+def test_a_gap_target_is_judged_by_the_share_of_requests_that_meet_it() -> None:
+    window = traffic(200.0)
+    gaps = Slo((Target("gap", 0.03, 0.99),))
+    counted = replace(outcomes(window), gap_bounds_s=np.array([0.03]), gap_over=np.zeros((len(window), 1), dtype=int))
+    late = replace(counted, gap_over=counted.gap_count[:, None])
+    assert calibrate([counted], counted, slo=gaps).verdict is Fidelity.GOOD
+    found = calibrate([late], counted, slo=gaps)
+    assert found.verdict is Fidelity.NOT_GOOD
+    assert {each.name for each in found.rows if each.decides} == {SHARE, "gap within 0.03 s"}

@@ -65,13 +65,33 @@ class FitPart(Part):
     drift_ratio: Amount = None  # measured over modelled step time since the model was accepted; null: no alarm
 
 
+class FigurePart(Part):
+    """What the twin foretold of one figure beside what was observed: seconds, or a share (``unit``).
+
+    half_width: sampling error of their difference, in the same unit; null: unknown.
+    """
+
+    unit: Literal["s", "share"]
+    foretold: Amount
+    observed: Amount
+    half_width: Amount
+    verdict: Literal["good", "not_good", "too_few"]
+
+
 class TwinPart(Part):
-    """The twin compared with the window. errors: predicted / observed - 1 by name, such as "ttft p95"."""
+    """The twin compared with the window. errors: predicted / observed - 1 by name, such as "ttft p95".
+
+    figures: what the verdict rests on, by name: the good share and each target's own quantile. worst_error: the largest
+    absolute error among all judged latencies. missing_requests: what a window that is
+    too small lacks, roughly.
+    """
 
     verdict: Literal["good", "not_good", "too_few"]
     worst_error: Amount
     attainment_error: Amount  # predicted minus observed attainment of the setting in force
     errors: dict[str, float]
+    figures: dict[str, FigurePart] = Field(default_factory=dict)
+    missing_requests: Count | None = None
 
 
 class ProposalPart(Part):

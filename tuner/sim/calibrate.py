@@ -1,8 +1,13 @@
-"""Judges the twin: compares its quantiles with those observed in a window, with a verdict for each.
+"""Judges the twin: compares what it foretold of a window with what was observed, with a verdict for each figure.
 
-A controller may act only on ``good``. A quantile that is off by more than the bound is ``not_good`` only if the
-sampling error of the window cannot explain it; otherwise the window is too small. Missing is not zero: a
-metric without samples is ``too_few``, and the overall verdict is ``good`` only when every metric has a good quantile.
+With targets, what decides is judged: the share of good requests under the setting in force, and each target's own
+metric at its own quantile. Other quantiles are shown, and neither open nor close anything. Without targets every metric
+needs one good quantile and none that is not good.
+
+A figure is ``good`` within a bound (relative for latencies, absolute for shares), ``not_good`` when neither the bound
+nor the sampling error explains the difference, else ``too_few``, with the requests that are missing. The sampling error
+is twice the standard error from blocks of neighbouring requests, which share their fate; for shares that of the
+differences request by request, since the twin replays the same requests. Missing is not zero.
 """
 
 import math
@@ -15,6 +20,7 @@ import numpy as np
 from rooftune.policies.errors import InputError
 from rooftune.policies.outcomes import BoolArray, FloatArray, Outcomes
 from rooftune.policies.quantiles import quantile
+from rooftune.policies.slo import Metric, Slo, applies, good, meets, samples
 
 
 class Fidelity(StrEnum):
@@ -25,24 +31,24 @@ class Fidelity(StrEnum):
     TOO_FEW = "too_few"
 
 
-class Observed(StrEnum):
-    """What is compared. Not the gaps of all requests together: a window holds only counts of those above bounds."""
-
-    TTFT = "ttft"
-    TPOT = "tpot"
-    LONGEST_GAP = "longest_gap"
+# Not the gaps of all requests together: a window holds only counts of those above bounds.
+SHOWN: tuple[Metric, ...] = ("ttft", "tpot", "longest_gap")
+BLOCKS = 10  # of neighbouring requests
+SHARE = "good share"
 
 
 @dataclass(frozen=True)
 class Quality:
     """The bounds of a good prediction.
 
-    bound: largest relative error, above 0. floor_s: differences up to this never count (clock and host jitter).
-    quantiles: those compared of every metric, each above 0 and below 1. min_requests: finished requests that a
-    window needs; min_beyond: samples beyond a quantile that a judgement needs.
+    bound: largest relative error, above 0. share_bound: largest error of a share, 0..1. floor_s: differences up to this
+    never count (clock and host jitter). quantiles: those compared of every metric, each above 0 and below 1.
+    min_requests: finished requests that a window needs; min_beyond: samples beyond a quantile that a judgement needs
+    (with five, two standard errors of the p99 of an exponential tail are 19 %).
     """
 
     bound: float = 0.25
+    share_bound: float = 0.1
     floor_s: float = 0.001
     quantiles: tuple[float, ...] = (0.5, 0.95, 0.99)
     min_requests: int = 30
@@ -53,30 +59,49 @@ QUALITY = Quality()
 
 
 @dataclass(frozen=True)
-class QuantileError:
-    """One quantile. error = predicted / observed - 1 (NaN without samples); samples: observed values of the metric."""
+class FigureError:
+    """One figure. metric, quantile: "" and NaN for a share. foretold, observed: seconds, or a share 0..1; NaN unknown.
 
-    metric: Observed
+    half_width: sampling error of their difference, in the same unit. missing: requests that a verdict still needs,
+    roughly; 0 where it does not depend on them. decides: whether the overall verdict rests on it.
+    """
+
+    name: str
+    metric: Metric | str
     quantile: float
-    error: float
+    foretold: float
+    observed: float
+    half_width: float
     samples: int
     verdict: Fidelity
+    missing: int = 0
+    decides: bool = False
+
+    @property
+    def error(self) -> float:
+        """Of a latency foretold / observed - 1, of a share the difference. NaN without samples."""
+        if not self.metric:
+            return self.foretold - self.observed
+        return self.foretold / self.observed - 1.0 if self.observed > 0.0 else math.nan
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """All quantiles of a window, and the overall verdict."""
+    """All figures of a window, and the overall verdict. missing: requests that a too small window lacks, roughly."""
 
-    rows: tuple[QuantileError, ...]
+    rows: tuple[FigureError, ...]
     verdict: Fidelity
+    missing: int = 0
 
 
-def calibrate(predicted: Sequence[Outcomes], observed: Outcomes, quality: Quality = QUALITY) -> Calibration:
+def calibrate(
+    predicted: Sequence[Outcomes], observed: Outcomes, quality: Quality = QUALITY, slo: Slo | None = None
+) -> Calibration:
     """Judge the twin on a window.
 
-    predicted: one replay of the same requests (same rows) for each seed of the noise; their quantiles are
-    averaged. Only requests that finished in the window are compared, on both sides. Raises InputError when the rows
-    are not the same requests.
+    predicted: one replay of the same requests (same rows) for each seed of the noise; their figures are averaged. Only
+    requests that finished in the window are compared, on both sides. Raises InputError when the rows are not the same
+    requests.
     """
     if not predicted:
         raise InputError("no prediction to compare with; replay the window at least once")
@@ -87,37 +112,127 @@ def calibrate(predicted: Sequence[Outcomes], observed: Outcomes, quality: Qualit
                 f"the replay holds {len(replay)} requests, the window {len(observed)}, or different ones; "
                 "replay the window's own requests in their order"
             )
-    kept = observed.finished
-    rows = tuple(_row(metric, q, predicted, observed, kept, quality) for metric in Observed for q in quality.quantiles)
-    several = bool((kept & (observed.output_tokens > 1)).any())
-    return Calibration(rows, _overall(rows, set(Observed) if several else {Observed.TTFT}))
+    window = _Window(predicted, observed, observed.finished, quality)
+    named = () if slo is None else slo.all_targets()
+    deciding = _deciding(window, slo) if slo is not None and named else []
+    base = {(target.metric, target.quantile) for target, index in named if index is None}
+    shown = [window.latency(m, q, window.kept) for m in SHOWN for q in quality.quantiles if (m, q) not in base]
+    rows = (*deciding, *shown)
+    if deciding:
+        return Calibration(rows, *_overall(deciding))
+    several = bool((window.kept & (observed.output_tokens > 1)).any())
+    return Calibration(rows, *_any_quantile(shown, SHOWN if several else SHOWN[:1]))
 
 
-def _overall(rows: Sequence[QuantileError], due: set[Observed]) -> Fidelity:
-    """due: metrics that must be judged (requests of one token have no gaps)."""
+def _deciding(window: "_Window", slo: Slo) -> list[FigureError]:
+    foretold = np.mean([good(replay, slo) for replay in window.predicted], axis=0)
+    rows = [window.share(SHARE, foretold, good(window.observed, slo), window.kept)]
+    for target, index in slo.all_targets():
+        group = window.kept & applies(window.observed, slo, target, index)
+        suffix = "" if index is None else f" (override {index + 1})"
+        if target.metric == "gap" or target.quantile == 1.0:
+            met = np.mean([meets(replay, target) for replay in window.predicted], axis=0)
+            name = f"{_words(target.metric)} within {target.bound_s:g} s{suffix}"
+            rows.append(window.share(name, met, meets(window.observed, target), group))
+        else:
+            rows.append(window.latency(target.metric, target.quantile, group, suffix, decides=True))
+    # A target that no request of this window falls under is no reason to wait.
+    return [row for row in rows if row.samples or row.name == SHARE]
+
+
+def _overall(rows: Sequence[FigureError]) -> tuple[Fidelity, int]:
+    verdicts = {row.verdict for row in rows}
+    if Fidelity.NOT_GOOD in verdicts:
+        return Fidelity.NOT_GOOD, 0
+    few = max((row.missing for row in rows if row.verdict is Fidelity.TOO_FEW), default=0)
+    return (Fidelity.TOO_FEW, few) if Fidelity.TOO_FEW in verdicts else (Fidelity.GOOD, 0)
+
+
+def _any_quantile(rows: Sequence[FigureError], due: Sequence[Metric]) -> tuple[Fidelity, int]:
+    """Without targets. due: metrics that must be judged (requests of one token have no gaps)."""
     if any(row.verdict is Fidelity.NOT_GOOD for row in rows):
-        return Fidelity.NOT_GOOD
+        return Fidelity.NOT_GOOD, 0
     proven = {row.metric for row in rows if row.verdict is Fidelity.GOOD}
-    return Fidelity.GOOD if due <= proven else Fidelity.TOO_FEW
+    few = [min(row.missing for row in rows if row.metric == metric) for metric in due if metric not in proven]
+    return (Fidelity.TOO_FEW, max(few)) if few else (Fidelity.GOOD, 0)
 
 
-def _row(
-    metric: Observed, q: float, predicted: Sequence[Outcomes], observed: Outcomes, kept: BoolArray, quality: Quality
-) -> QuantileError:
-    values = samples_of(observed, metric, kept)
+@dataclass(frozen=True)
+class _Window:
+    predicted: Sequence[Outcomes]
+    observed: Outcomes
+    kept: BoolArray
+    quality: Quality
+
+    def share(self, name: str, foretold: FloatArray, observed: BoolArray, group: BoolArray) -> FigureError:
+        """A share of the requests of ``group``."""
+        count, bound = int(group.sum()), self.quality.share_bound
+        if not count:
+            return FigureError(
+                name, "", math.nan, math.nan, math.nan, math.nan, 0, Fidelity.TOO_FEW, self.quality.min_requests, True
+            )
+        expected, seen = float(foretold[group].mean()), float(observed[group].mean())
+        half = 2.0 * blocked_error((foretold - observed)[group])
+        off = abs(expected - seen)
+        verdict = Fidelity.GOOD if max(off, half) <= bound else Fidelity.TOO_FEW
+        if off > bound + half:
+            verdict = Fidelity.NOT_GOOD
+        short = self.quality.min_requests - count
+        if short > 0:
+            verdict = Fidelity.TOO_FEW
+        missing = max(short, _more(count, half, bound)) if verdict is Fidelity.TOO_FEW else 0
+        return FigureError(name, "", math.nan, expected, seen, half, count, verdict, missing, True)
+
+    def latency(
+        self, metric: Metric, q: float, group: BoolArray, suffix: str = "", decides: bool = False
+    ) -> FigureError:
+        """A quantile over the requests of ``group``."""
+        name, quality = f"{_words(metric)} p{q * 100:g}{suffix}", self.quality
+        recorded = metric != "longest_gap" or len(self.observed.longest_gap_s)
+        values = samples(self.observed, metric, group) if recorded else np.zeros(0)
+        count, requests = len(values), int(group.sum())
+        needed = max(quality.min_requests, math.ceil(quality.min_beyond / (1.0 - q) - 1e-9))
+        if count == 0:
+            few = Fidelity.TOO_FEW
+            return FigureError(name, metric, q, math.nan, math.nan, math.nan, 0, few, needed, decides)
+        observed_s = quantile(values, q)
+        expected_s = float(np.mean([quantile(samples(replay, metric, group), q) for replay in self.predicted]))
+        # The sampling interval of the observed quantile: two standard errors of its rank.
+        half = 2.0 * max(blocked_error((values <= observed_s).astype(float)), math.sqrt(q * (1.0 - q) / count))
+        low_s, high_s = quantile(values, max(q - half, 1e-9)), quantile(values, min(q + half, 1.0))
+        half_s = max(high_s - observed_s, observed_s - low_s)
+        verdict = _verdict(expected_s, observed_s, (low_s, high_s), quality)
+        short = needed - count
+        if short > 0 or math.isnan(expected_s):
+            verdict = Fidelity.TOO_FEW
+        missing = 0
+        if verdict is Fidelity.TOO_FEW:
+            more = _more(count, half_s, max(quality.bound * observed_s, quality.floor_s))
+            missing = math.ceil((short if short > 0 else more) * max(requests / count, 1.0))
+        return FigureError(name, metric, q, expected_s, observed_s, half_s, count, verdict, missing, decides)
+
+
+def _words(metric: Metric) -> str:
+    return metric.replace("_", " ")
+
+
+def blocked_error(values: FloatArray) -> float:
+    """Standard error of the mean, from blocks of neighbours; never below that of independent values. NaN when empty."""
     count = len(values)
-    if count == 0:
-        return QuantileError(metric, q, math.nan, 0, Fidelity.TOO_FEW)
-    observed_s = quantile(values, q)
-    expected_s = float(np.mean([quantile(samples_of(replay, metric, kept), q) for replay in predicted]))
-    # The sampling interval of the observed quantile: two standard errors of its rank.
-    half = 2.0 * math.sqrt(q * (1.0 - q) / count)
-    low_s, high_s = quantile(values, max(q - half, 1e-9)), quantile(values, min(q + half, 1.0))
-    error = expected_s / observed_s - 1.0 if observed_s > 0.0 else math.nan
-    verdict = _verdict(expected_s, observed_s, (low_s, high_s), quality)
-    if int(kept.sum()) < quality.min_requests or count * (1.0 - q) < quality.min_beyond or math.isnan(expected_s):
-        verdict = Fidelity.TOO_FEW
-    return QuantileError(metric, q, error, count, verdict)
+    if count < 2:
+        return math.nan
+    single = float(np.std(values, ddof=1)) / math.sqrt(count)
+    if count < 2 * BLOCKS:
+        return single
+    means = [float(block.mean()) for block in np.array_split(values, BLOCKS)]
+    return max(single, float(np.std(means, ddof=1)) / math.sqrt(BLOCKS))
+
+
+def _more(count: int, half: float, bound: float) -> int:
+    """Requests beyond ``count`` until a sampling error of ``half`` falls to ``bound``: it falls with the root."""
+    if not (math.isfinite(half) and bound > 0.0):
+        return count
+    return max(math.ceil(count * ((half / bound) ** 2 - 1.0)), max(count // 4, 1))
 
 
 def _verdict(expected_s: float, observed_s: float, range_s: tuple[float, float], quality: Quality) -> Fidelity:
@@ -126,18 +241,3 @@ def _verdict(expected_s: float, observed_s: float, range_s: tuple[float, float],
     low_s, high_s = range_s
     explained = low_s - quality.floor_s <= expected_s <= high_s + quality.floor_s
     return Fidelity.TOO_FEW if explained else Fidelity.NOT_GOOD
-
-
-def samples_of(outcomes: Outcomes, metric: Observed, kept: BoolArray) -> FloatArray:
-    """Values (s) of a metric over the requests ``kept``."""
-    if metric is Observed.TTFT:
-        values = (outcomes.first_token_s - outcomes.arrival_s)[kept]
-    else:
-        several = kept & (outcomes.output_tokens > 1)
-        if metric is Observed.TPOT:
-            values = ((outcomes.finish_s - outcomes.first_token_s) / np.maximum(outcomes.output_tokens - 1, 1))[several]
-        elif len(outcomes.longest_gap_s):
-            values = outcomes.longest_gap_s[several]
-        else:
-            values = np.zeros(0)
-    return np.where(np.isnan(values), np.inf, values)  # the twin never got there

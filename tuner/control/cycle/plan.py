@@ -51,6 +51,8 @@ class Planner:
         self._job_traffic: Traffic | None = None
         self._job_bounds: Bounds = {}
         self._discard = False
+        self._job_requests = 0
+        self._enough_requests = math.inf  # in the window, from which a twin with too few of them is asked again
         self._found = Found(None, Reason.SEARCHING)
         self._answered: Found | None = None  # what this cycle's answer gave
 
@@ -113,6 +115,11 @@ class Planner:
             draft.note(one_line(str(error)))
             return Found(None, Reason.WORKER_FAILED)
         draft.put(proposal=answer.proposal)
+        if answer.twin.verdict == "too_few":
+            missing = max(answer.twin.missing_requests or 1, 1)
+            self._enough_requests = self._job_requests + missing
+            draft.note(self._too_few(missing, seen))
+            return Found(None, Reason.TWIN_TOO_FEW)
         if proposal is None:
             return Found(None, Reason.TWIN_NOT_TRUSTED if answer.proposal is None else Reason.NULL_RESULT)
         if wrong := outside(proposal.setting, seen.setting, self._job_bounds):
@@ -126,6 +133,14 @@ class Planner:
             return Found(None, Reason.SEARCHING)
         return Found(proposal, self._found.why)
 
+    def _too_few(self, missing: int, seen: Seen) -> str:
+        """What is missing, and whether this window can ever hold it."""
+        text = f"needs about {missing} more requests than the {self._job_requests} of this search"
+        rate_rps = math.nan if seen.traffic is None else seen.traffic.rate_rps
+        if rate_rps * self._options.window_s < self._enough_requests:
+            text += f"; {self._options.window_s:g} s hold fewer at this rate: lengthen cadence.window_s"
+        return text
+
     def propose(self, view: CycleView, draft: Draft) -> Found:
         """The current proposal, or why there is none; starts a search when due."""
         why = self._no_search(view)
@@ -136,9 +151,12 @@ class Planner:
                     f"a window of {options.verify_s:g} s sees fewer than {options.min_requests} requests, so no push "
                     "could be judged: lengthen cadence.verify_s"
                 )
+            elif why is Reason.TOO_LITTLE_DATA:
+                seen, needed = len(view.seen.demand), self._options.search_requests
+                draft.note(f"a search needs {needed - seen} more finished requests: {seen} of {needed}")
             return Found(None, why)
         if self._learner.model is None or self._learner.drift is not None:
-            draft.note(self._refused)
+            draft.note(self._refused or "no step model yet: it needs more steps of different sizes")
             return Found(None, Reason.FIT_REFUSED if self._refused else Reason.TOO_LITTLE_DATA)
         if self._due(view.seen):
             draft.note(self._search(view, draft.number))
@@ -162,7 +180,8 @@ class Planner:
         if self._searcher.busy:
             return False
         aged = self._clock.now_s() - self._job_s >= self._options.search_every_s
-        return aged or self._job_base != seen.setting or differ(self._job_traffic, seen.traffic)
+        grown = len(seen.demand) >= self._enough_requests
+        return aged or grown or self._job_base != seen.setting or differ(self._job_traffic, seen.traffic)
 
     def _bounds(self, view: CycleView) -> tuple[Bounds, frozenset[str]]:
         """Bounds of the search, and the knobs left out for lack of effect."""
@@ -181,6 +200,7 @@ class Planner:
         # Noted first, so that a failed start is retried when due and not in every cycle.
         self._job_s, self._job_base, self._job_traffic = self._clock.now_s(), seen.setting, seen.traffic
         self._ran_base, self._job_bounds, self._discard = job.base, job.bounds, False
+        self._job_requests, self._enough_requests = len(seen.demand), math.inf
         notes = []
         try:
             self._searcher.ask(job)

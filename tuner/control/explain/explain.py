@@ -3,7 +3,16 @@
 from rooftune.policies.envelope import KNOB, KNOB_LABELS, SEARCHED
 from rooftune.policies.guard import Action, Reason
 from rooftune.policies.request import Setting
-from rooftune.tuner.control.outcome import CycleRecord, Figures, FitPart, Knobs, ProposalPart, TwinPart, VerifyPart
+from rooftune.tuner.control.outcome import (
+    CycleRecord,
+    FigurePart,
+    Figures,
+    FitPart,
+    Knobs,
+    ProposalPart,
+    TwinPart,
+    VerifyPart,
+)
 
 # What the guard (or the cycle before it) decided: completes "held: ..." or "reverted: ...".
 MEANING: dict[Reason, str] = {
@@ -21,6 +30,7 @@ MEANING: dict[Reason, str] = {
     Reason.NO_PROPOSAL: "there was no proposal to decide on",
     Reason.ALREADY_IN_FORCE: "the proposal is already in force",
     Reason.TWIN_NOT_TRUSTED: "the twin did not predict this window well enough to act on",
+    Reason.TWIN_TOO_FEW: "the window is too small to judge the twin by",
     Reason.GAIN_UNKNOWN: "the gain or the twin's error is unknown",
     Reason.WITHIN_NOISE: "the predicted gain is within the twin's error, or below the smallest gain that counts",
     Reason.KNOB_ABSENT: "the proposal moves a knob that this engine does not have",
@@ -72,6 +82,7 @@ NEXT: dict[Reason, str] = {
     Reason.NO_PROPOSAL: _WAITS,
     Reason.ALREADY_IN_FORCE: "it keeps the lease and searches again when traffic shifts or the time comes",
     Reason.TWIN_NOT_TRUSTED: "it refits the step model on newer steps and asks the twin again",
+    Reason.TWIN_TOO_FEW: "it asks the twin again as soon as those requests are there",
     Reason.GAIN_UNKNOWN: _WAITS,
     Reason.WITHIN_NOISE: "it leaves the setting alone and searches again when traffic shifts or the time comes",
     Reason.KNOB_ABSENT: "take the knob out of knobs in the configuration",
@@ -111,12 +122,13 @@ BEFORE_GUARD = frozenset(
     {
         Reason.UNREACHABLE, Reason.UNAUTHORIZED, Reason.NO_PROTOCOL, Reason.GARBAGE, Reason.NO_SIGNAL, Reason.IDLE,
         Reason.STALLED, Reason.TOO_LITTLE_DATA, Reason.SEARCHING, Reason.FIT_REFUSED, Reason.WORKER_FAILED,
-        Reason.NULL_RESULT, Reason.NO_TARGETS_MISSED, Reason.FROZEN_BY_SIGNAL, Reason.ABORT_STORM,
+        Reason.NULL_RESULT, Reason.NO_TARGETS_MISSED, Reason.FROZEN_BY_SIGNAL, Reason.ABORT_STORM, Reason.TWIN_TOO_FEW,
     }
 )  # fmt: skip
 
 
-_MAIN = ("step_tokens", "chunk_cap_tokens")
+_MAIN = ("step_tokens", "chunk_cap_tokens", "max_running")
+_TOKENS = ("step_tokens", "chunk_cap_tokens")
 _NONE_AT_ZERO = ("chunk_cap_tokens", "max_partial_prefills", "max_long_partial_prefills")
 
 
@@ -182,11 +194,22 @@ def knee(fit: FitPart) -> str:
 def _twin(twin: TwinPart | None) -> str:
     if twin is None:
         return "the twin was not asked"
+    figures = "; ".join(_figure(name, part) for name, part in twin.figures.items())
+    shown = f" ({figures})" if figures else ""
     if twin.verdict == "too_few":
-        return "too few requests to judge the twin by"
+        more = "" if twin.missing_requests is None else f", about {twin.missing_requests} more are needed"
+        return f"too few requests to judge the twin by{more}{shown}"
     worst = "" if twin.worst_error is None else f", worst error {share(abs(twin.worst_error))}"
     quality = "predicts this window well" if twin.verdict == "good" else "does not predict this window well enough"
-    return f"the twin {quality}{worst}"
+    return f"the twin {quality}{shown or worst}"
+
+
+def _figure(name: str, part: FigurePart) -> str:
+    """good share 68 % foretold, 65 % observed."""
+    words = seconds if part.unit == "s" else share
+    foretold, observed = ("unknown" if v is None else words(v) for v in (part.foretold, part.observed))
+    verdict = {"good": "", "not_good": ", not good", "too_few": ", too few"}[part.verdict]
+    return f"{name} {foretold} foretold, {observed} observed{verdict}"
 
 
 def _proposal(found: ProposalPart | None) -> str:
@@ -208,7 +231,9 @@ def _decided(record: CycleRecord) -> str:
     if record.action is Action.PUSH and record.pushed is not None:
         decision = f"pushed {knobs(record.pushed)}: {meaning}"
     elif record.action is Action.REVERT:
-        decision = f"took the push back: {meaning}"
+        # An operator may revert when nothing of ours is in force.
+        asked = record.reason is Reason.BLOCKED_AFTER_REVERT
+        decision = f"{'set the engine back to its boot setting' if asked else 'took the push back'}: {meaning}"
     elif record.would_push is not None:
         decision = f"held; live mode would push {knobs(record.would_push)}: {meaning}"
     elif record.reason in BEFORE_GUARD:
@@ -249,7 +274,7 @@ def knobs(setting: Knobs) -> str:
 
 def _knob(name: str, value: float) -> str:
     word = KNOB_LABELS[name] if name in SEARCHED else name
-    unit = " tokens" if name in _MAIN else ""
+    unit = " tokens" if name in _TOKENS else ""
     if choices := KNOB[name].choices:
         return f"{word} {choices[int(value)].words if int(value) < len(choices) else value}"
     return f"{word} none" if name in _NONE_AT_ZERO and value == 0 else f"{word} {value:g}{unit}"

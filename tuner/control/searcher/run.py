@@ -11,17 +11,16 @@ import numpy as np
 from rooftune.policies.outcomes import BoolArray, Outcomes
 from rooftune.policies.slo import Slo, attainment
 from rooftune.tuner.control.job import Job, SearchAnswer
-from rooftune.tuner.control.outcome import ProposalPart, TwinPart
+from rooftune.tuner.control.outcome import FigurePart, ProposalPart, TwinPart
 from rooftune.tuner.control.searcher.window import compared, noise_of, observed_of, slo_of, traffic_of
 from rooftune.tuner.model.model_file import check_step_model
 from rooftune.tuner.search.archive import Archive, TwinResult
 from rooftune.tuner.search.live import LiveProposal, Question, research
-from rooftune.tuner.sim.calibrate import QUALITY, Fidelity, Observed, calibrate
+from rooftune.tuner.sim.calibrate import QUALITY, Fidelity, FigureError, calibrate
 from rooftune.tuner.sim.noise import QUIET
 from rooftune.tuner.sim.result import RunResult
 from rooftune.tuner.sim.twin import simulate
 
-_WORDS = {Observed.TTFT: "ttft", Observed.TPOT: "tpot", Observed.LONGEST_GAP: "longest gap"}
 _PER_RUN = ("tenant_names", "gap_bounds_s", "gap_values_s", "gap_weights")
 
 
@@ -29,18 +28,33 @@ def twin_part(replays: Sequence[RunResult], observed: Outcomes, kept: BoolArray,
     """Replays of the window, one a seed of the noise, beside what was seen of the requests ``kept``."""
     seen = rows_of(observed, kept)
     predicted = [rows_of(replay.outcomes, kept) for replay in replays]
-    found = calibrate(predicted, seen)
-    known = [row for row in found.rows if math.isfinite(row.error)]
-    errors = {f"{_WORDS[row.metric]} p{row.quantile * 100:g}": row.error for row in known}
+    found = calibrate(predicted, seen, slo=slo)
+    latencies = [row for row in found.rows if row.metric and math.isfinite(row.error)]
+    errors = {row.name: row.error for row in latencies}
     errors.update(_gap_errors(predicted, seen))
-    worst = [abs(row.error) for row in known if row.verdict is not Fidelity.TOO_FEW]
+    deciding = [row for row in found.rows if row.decides]
+    judged = [row for row in latencies if row.verdict is not Fidelity.TOO_FEW]
     shares = [attainment(outcomes, slo) for outcomes in predicted]
     error = float(np.mean(shares)) - attainment(seen, slo)
     return TwinPart(
         verdict=found.verdict.value,
-        worst_error=max(worst, default=None),
+        worst_error=max((abs(row.error) for row in judged), default=None),
         attainment_error=error if math.isfinite(error) else None,
         errors=errors,
+        figures={row.name: _figure(row) for row in deciding},
+        missing_requests=found.missing or None,
+    )
+
+
+def _figure(row: FigureError) -> FigurePart:
+    known = [value if math.isfinite(value) else None for value in (row.foretold, row.observed, row.half_width)]
+    foretold, observed, half_width = known
+    return FigurePart(
+        unit="s" if row.metric else "share",
+        foretold=foretold,
+        observed=observed,
+        half_width=half_width,
+        verdict=row.verdict.value,
     )
 
 
