@@ -4,19 +4,17 @@ Every error for the user derives from ``RooftuneError`` and carries the command'
 2 usage or input, 3 unreachable. Any other exception is a defect of ours and is reported as one.
 """
 
-from typing import ClassVar
-
 
 class RooftuneError(Exception):
     """Base of every error that Rooftune raises on purpose."""
 
-    exit_code: ClassVar[int] = 1
+    exit_code: int = 1
 
 
 class InputError(RooftuneError):
     """An invalid flag, file, configuration or value."""
 
-    exit_code: ClassVar[int] = 2
+    exit_code: int = 2
 
 
 class MissingDataError(InputError):
@@ -26,19 +24,19 @@ class MissingDataError(InputError):
 class InfeasibleError(RooftuneError):
     """The request is valid, but nothing satisfies it."""
 
-    exit_code: ClassVar[int] = 1
+    exit_code: int = 1
 
 
 class RefusedError(RooftuneError):
     """A guard, a bound or the other side refused."""
 
-    exit_code: ClassVar[int] = 1
+    exit_code: int = 1
 
 
 class UnreachableError(RooftuneError):
     """A server, a file system or a store did not answer."""
 
-    exit_code: ClassVar[int] = 3
+    exit_code: int = 3
 
 
 def shown(value: object, limit: int = 60) -> str:

@@ -106,6 +106,8 @@ def _model(arguments: argparse.Namespace, blocks: int | None) -> tuple[Runner, T
         dtype=arguments.dtype,
         kv_blocks=blocks,
         block_tokens=arguments.block_tokens,
+        max_running=arguments.max_running,
+        max_model_tokens=arguments.max_model_tokens,
     )
     return runner, ModelTokenizer(load_tokenizer(arguments.model), runner.facts.vocab_tokens)
 

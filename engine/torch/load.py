@@ -21,7 +21,8 @@ from rooftune.policies.errors import InfeasibleError, InputError, bad_value
 
 # On a CPU other programs need memory as well: take a quarter of what is free, and no more than this.
 CPU_SHARE = 0.25
-CPU_MOST_BYTES = 4 << 30
+CPU_MOST_BYTES = 2 << 30
+MOST_RUNNING = 256
 # On a CUDA card the rest is for activations, logits and the allocator's own gaps.
 CUDA_SHARE = 0.80
 
@@ -34,14 +35,16 @@ def free_bytes(device: torch.device) -> int:
     return min(_machine_free(), _container_free())
 
 
-def auto_kv_blocks(device: torch.device, block_bytes: int, max_model_tokens: int, block_tokens: int) -> int:
-    """KV blocks for ``--kv-blocks auto``: by free memory, at most what 256 requests of full length need.
+def auto_kv_blocks(
+    device: torch.device, block_bytes: int, max_model_tokens: int, block_tokens: int, max_running: int = MOST_RUNNING
+) -> int:
+    """KV blocks for ``--kv-blocks auto``: by free memory, at most what ``max_running`` requests of full length need.
 
     block_bytes: one block over all layers. Raises InfeasibleError when not even one block fits.
     """
     free = free_bytes(device)
     usable = free * CUDA_SHARE if device.type == "cuda" else min(free * CPU_SHARE, CPU_MOST_BYTES)
-    blocks = min(int(usable // block_bytes), 256 * -(-max_model_tokens // block_tokens))
+    blocks = min(int(usable // block_bytes), max_running * -(-max_model_tokens // block_tokens))
     if blocks < 1:
         raise InfeasibleError(
             f"{free} bytes are free on {device}, one KV block needs {block_bytes}; free memory or take a smaller model"
@@ -85,10 +88,13 @@ def load_runner(
     dtype: str = "auto",
     kv_blocks: int | None = None,
     block_tokens: int = DEFAULT_BLOCK_TOKENS,
+    max_running: int = MOST_RUNNING,
+    max_model_tokens: int = 0,
 ) -> TorchRunner:
     """A runner for the model in folder ``source`` (or of that name on the hub or in its cache).
 
-    device: auto, cpu, cuda or cuda:N. dtype: auto, float32, bfloat16 or float16. kv_blocks: None: as many as fit.
+    device: auto, cpu, cuda or cuda:N. dtype: auto, float32, bfloat16 or float16. kv_blocks: None: as many as
+    fit, at most what ``max_running`` requests of ``max_model_tokens`` (0: the model's own length) need.
     Raises InputError when the source, the device or the dtype cannot be used, InfeasibleError when no KV block fits.
     """
     place = choose_device(device)
@@ -106,6 +112,11 @@ def load_runner(
         count = len(report["missing_keys"])
         raise InputError(f"the weights of {source!r} lack {count} tensors ({some}); fetch it again")
     # The model is ours alone, so its weights may change their layout.
+    if kv_blocks is None:
+        own = int(config.max_position_embeddings)
+        longest = min(own, max_model_tokens) if max_model_tokens else own
+        block_bytes = block_tokens * kv_bytes_per_token(config, kind)
+        kv_blocks = auto_kv_blocks(place, block_bytes, longest, block_tokens, max_running)
     return make_runner(model.to(place), name=source, kv_blocks=kv_blocks, block_tokens=block_tokens, pack=True)
 
 
@@ -169,6 +180,10 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
 
 def read_config(source: str) -> PretrainedConfig:
     """The model's config.json. Raises InputError when it is not there or not readable."""
+    if source.startswith(("/", "./", "../", "~")) and not Path(source).exists():
+        raise InputError(
+            f"there is no folder {source!r}; rooftune make-model DIR makes one, rooftune get-model brings one"
+        )
     try:
         return AutoConfig.from_pretrained(source)
     except (OSError, ValueError, StrictDataclassError) as error:

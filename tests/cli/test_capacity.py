@@ -63,6 +63,12 @@ def test_no_feasible_rate_is_exit_1(mix: Path, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out.startswith("No rate meets every target")
 
 
+def test_a_target_below_one_step_asks_for_no_replica(mix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rooftune(*_words(mix, "--gap-p99", "1ms", "--step-tokens", "512", "--quiet")) == 1
+    found = capsys.readouterr().out
+    assert "replica" not in found and "other targets: at any rate these are missed" in found
+
+
 @pytest.mark.parametrize(
     ("more", "needed"),
     [

@@ -101,7 +101,7 @@ def test_explain_a_cycle(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("words", "code", "output"),
     [
-        (("explain", "99"), 1, "there is no cycle 99 in"),
+        (("explain", "99"), 2, "there is no cycle 99 in"),
         (
             ("explain", "10"),
             1,

@@ -164,7 +164,7 @@ def test_a_resume_after_a_pending_revert_is_done_after_it(
     ("script", "code", "output"),
     [
         (message(refusal("clock_unreadable"), 503), 1, "refused (clock_unreadable)"),
-        (answer(401, b"{}"), 3, "token"),
+        (answer(401, b"{}"), 1, "token"),
         (answer(200, b"hello"), 3, "engine"),
     ],
 )

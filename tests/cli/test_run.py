@@ -100,7 +100,7 @@ def test_flags_reach_the_controller(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_one_cycle_without_an_engine_holds_and_is_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert rooftune("run", "--engine", NO_ENGINE, "--once", "--listen", "127.0.0.1:0", "--state", "s") == 0
+    assert rooftune("run", "--engine", NO_ENGINE, "--once", "--listen", "127.0.0.1:0", "--state", "s") == 3
     capsys.readouterr()
     assert rooftune("explain", "--state", "s") == 0
     output = capsys.readouterr().out
@@ -126,6 +126,6 @@ def test_a_controller_outlives_the_reader_of_its_progress(tmp_path: Path, monkey
 
         monkeypatch.setattr(sys.stdout, "write", fails)
         folder = f"s-{error.errno}"
-        assert rooftune("run", "--engine", NO_ENGINE, "--once", "--listen", "127.0.0.1:0", "--state", folder) == 0
+        assert rooftune("run", "--engine", NO_ENGINE, "--once", "--listen", "127.0.0.1:0", "--state", folder) == 3
         with StateFile.visit(tmp_path / folder) as state:
             assert [record.number for record in state.last(5)] == [1]

@@ -13,7 +13,7 @@ from rooftune.tuner.control.explain.explain import (
     seconds,
     share,
 )
-from rooftune.tuner.control.outcome import CycleRecord, SignalPart
+from rooftune.tuner.control.outcome import CycleRecord, FigurePart, SignalPart, TwinPart
 from tests.control.cycle_records import figures, fit, hold, proposal, push, twin, verify
 
 CODES = list(Reason)
@@ -63,6 +63,25 @@ def test_a_reverted_push() -> None:
         lease_left_s=None,
     )  # fmt: skip
     assert _text(record) == REVERTED
+
+
+def test_an_operators_revert_is_not_called_a_push_taken_back() -> None:
+    record = hold(48, Reason.BLOCKED_AFTER_REVERT, action=Action.REVERT, detail="requested by bob")
+    assert "Guard: set the engine back to its boot setting: an operator reverted" in _text(record)
+
+
+def test_the_twins_figures_are_named_foretold_and_observed() -> None:
+    parts = {
+        "good share": FigurePart(unit="share", foretold=0.68, observed=0.65, half_width=0.03, verdict="good"),
+        "ttft p99": FigurePart(unit="s", foretold=2.0, observed=3.1, half_width=0.4, verdict="too_few"),
+    }
+    few = hold(5, Reason.TWIN_TOO_FEW, twin=twin(verdict="too_few", figures=parts, missing_requests=60))
+    assert (
+        "too few requests to judge the twin by, about 60 more are needed (good share 68 % foretold, 65 % observed; "
+        "ttft p99 2 s foretold, 3.1 s observed, too few)" in explain(few)[1]
+    )
+    old = TwinPart.model_validate({"verdict": "good", "worst_error": 0.1, "attainment_error": 0.0, "errors": {}})
+    assert old.figures == {} and old.missing_requests is None
 
 
 def test_an_unreachable_engine() -> None:

@@ -1,5 +1,6 @@
 """The state file: what is kept, who may hold it, and what happens when the disk fails."""
 
+import json
 import resource
 import sqlite3
 import subprocess
@@ -58,6 +59,13 @@ def test_a_push_keeps_prediction_and_outcome_side_by_side(state: StateFile) -> N
     (row,) = state.pushes(5)
     assert (row.verdict, row.verified_in, row.observed_gain, row.half_width) == ("worse", 7, -0.03, 0.021)
     assert (row.requests, row.prediction_held) == (380, False)
+
+
+def test_a_push_whose_answer_was_lost_shows_its_prediction(state: StateFile) -> None:
+    state.note_push(2, json.dumps(proposal().setting))
+    state.put(hold(2, Reason.UNREACHABLE, proposal=proposal()))
+    (row,) = state.pushes(5)
+    assert (row.ended, row.predicted_gain, row.verdict) == ("unreachable", 0.07, None)
 
 
 def test_a_step_towards_a_proposal_has_no_prediction(state: StateFile) -> None:

@@ -157,6 +157,8 @@ def _version(text: str, what: str) -> Version:
     version = parse_version(text)
     if version is None:
         raise bad_value(what, text, "a version such as 0.32.0", "see vllm --version")
+    if version.major:
+        raise bad_value(what, text, "a version 0.x", "its rules are not known; give the version that you run")
     return version
 
 

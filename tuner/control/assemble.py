@@ -7,7 +7,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 
-from rooftune.policies.guard import Action
+from rooftune.policies.errors import RefusedError, UnreachableError
+from rooftune.policies.guard import Action, Reason
 from rooftune.tuner.clock import Clock, SystemClock
 from rooftune.tuner.config import Config
 from rooftune.tuner.control.cycle.draft import AfterStage
@@ -41,7 +42,9 @@ def _event(record: CycleRecord, before: CycleRecord | None) -> str | None:
     if record.action is Action.PUSH and record.pushed is not None:
         return f"pushed {knobs(record.pushed)}{_predicted(record)}"
     if record.action is Action.REVERT:
-        return f"took the push back: {meaning}{_verdict(record.verify)}"
+        asked = record.reason is Reason.BLOCKED_AFTER_REVERT
+        did = "set the engine back to its boot setting" if asked else "took the push back"
+        return f"{did}: {meaning}{_verdict(record.verify)}"
     if record.verify is not None and record.verify.verdict == "better":
         return f"keeps the push of cycle {record.verify.push_cycle}{_verdict(record.verify)}"
     if record.would_push is not None and (before is None or before.would_push != record.would_push):
@@ -189,7 +192,18 @@ def run_controller(
         tell(f"stopped: {result}")
         if report is not None:
             tell(f"report: {write_report(report, store, records, engine.shown_name)}")
-    return 0
+        latest = store.get(records[1]) if cycles == 1 else None
+    return 0 if latest is None else _ONCE.get(latest.reason, 0)
+
+
+# What the only cycle of ``--once`` ends the command with: nobody waits for the next one.
+_ONCE = {
+    Reason.UNREACHABLE: UnreachableError.exit_code,
+    Reason.GARBAGE: UnreachableError.exit_code,
+    Reason.STORE_FAILED: UnreachableError.exit_code,
+    Reason.UNAUTHORIZED: RefusedError.exit_code,
+    Reason.NO_PROTOCOL: RefusedError.exit_code,
+}
 
 
 def may_be_there(freeze_file: Path | None) -> bool:

@@ -62,7 +62,8 @@ def _parse_csv(text: str, where: str) -> StepSamples:
         wanted = _SWEEP_COLUMNS if sweep else FILE_COLUMNS
         missing = [name for name in wanted if name not in names]
         if missing:
-            raise InputError(f"{where}: column {missing[0]!r} is missing; the columns are {', '.join(wanted)}")
+            lacks = f"column {missing[0]!r} is" if len(missing) == 1 else f"columns {', '.join(missing)} are"
+            raise InputError(f"{where}: {lacks} missing; the columns are {', '.join(wanted)}")
         if not sweep and len(names) != len(FILE_COLUMNS):
             extra = [name for name in names if name not in FILE_COLUMNS] or names
             raise InputError(f"{where}: column {extra[0]!r} is unknown or double; keep {', '.join(FILE_COLUMNS)}")

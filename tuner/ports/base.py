@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from rooftune.policies import wire
-from rooftune.policies.errors import UnreachableError
+from rooftune.policies.errors import RefusedError, UnreachableError
 
 
 class PortFault(StrEnum):
@@ -23,12 +23,18 @@ class PortFault(StrEnum):
     SERVER_ERROR = "server_error"  # any other status
 
 
+# The engine answered, and said no.
+REFUSALS = frozenset({PortFault.UNAUTHORIZED, PortFault.READ_ONLY, PortFault.NO_PROTOCOL, PortFault.PROTOCOL_MISMATCH})
+
+
 class PortError(UnreachableError):
     """One request to an engine failed. ``fault`` says how, the message names address, value and remedy."""
 
     def __init__(self, fault: PortFault, message: str) -> None:
         super().__init__(message)
         self.fault = fault
+        if fault in REFUSALS:
+            self.exit_code = RefusedError.exit_code
 
 
 class Port(Protocol):

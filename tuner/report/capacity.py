@@ -47,8 +47,19 @@ LEVER_WORDS = {
     "more_kv": "a larger KV pool (more memory for it, or a smaller KV data type)",
     "more_sequences": "a larger sequence cap (--max-num-seqs)",
     "more_replicas": "another replica",
-    "targets": "other targets: at any rate these are missed by the longest requests",
+    "targets": "other targets: at any rate these are missed, if only by the longest requests or steps",
 }
+
+
+# At a rate near 0 a request runs alone: what only shares the load cannot shorten its steps.
+_SHARES_LOAD = frozenset({"more_replicas", "admission"})
+
+
+def _levers(found: Capacity) -> tuple[str, ...]:
+    names = [lever.value for lever in found.levers]
+    if found.rate.at is None:
+        names = ["targets", *(name for name in names if name not in _SHARES_LOAD and name != "targets")]
+    return tuple(names)
 
 
 class CapacityRecord(Part):
@@ -98,7 +109,7 @@ def capacity_record(found: Capacity, case: DescribedCase) -> CapacityRecord:
         above_margins=() if rate.above is None else margin_parts(rate.above.margins),
         resource=found.resource.value,
         shares=None if shares is None else Shares(**{name: digits(of, 6) for name, of in vars(shares).items()}),
-        levers=tuple(lever.value for lever in found.levers),
+        levers=_levers(found),
         replays=found.replays,
     )
 

@@ -44,6 +44,8 @@ def _parsed(url: str, path: str, status: int, text: bytes, *, command: bool) -> 
         found = None
     if not isinstance(found, dict):
         raise UnreachableError(f"{url}{path} answers {status} with something that is no controller's; is --face right?")
+    if status == 404:
+        raise InputError(f"{url} has no {path}, so it is no controller; --face takes the controller's address (listen)")
     if status >= 400:
         reason = " ".join(str(found.get("error", "no reason given")).split())[:300]
         raise RefusedError(f"controller at {url} answers {status}: {reason}")

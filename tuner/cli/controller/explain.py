@@ -4,7 +4,7 @@ import argparse
 from functools import partial
 
 from rooftune.policies.commands import Command
-from rooftune.policies.errors import RefusedError
+from rooftune.policies.errors import InputError, RefusedError
 from rooftune.tuner.cli.controller.client import add_state_flags, visit_state
 from rooftune.tuner.cli.flags.values import parse_count
 from rooftune.tuner.control.explain.explain import explain, knobs
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Five lines. 1: there is no such cycle."""
+    """Five lines. 1: nothing has been written down for it yet; 2: there is no such cycle."""
     with visit_state(arguments) as state:
         record = _record(state, arguments.number)
     for line in explain(record):
@@ -42,7 +42,7 @@ def _record(state: StateFile, number: int | None) -> CycleRecord:
                 f"{knobs(push.changes)}; the lease took care of the engine"
             )
     kept = f"the latest is {latest[0].number}" if latest else "there is none yet"
-    raise RefusedError(f"there is no cycle {number} in {str(state.path)!r}; {kept}")
+    raise InputError(f"there is no cycle {number} in {str(state.path)!r}; {kept}")
 
 
 COMMAND = Command("explain", "tell in five lines why a cycle did what it did", add_arguments, run)

@@ -13,8 +13,9 @@ from rooftune.tuner.config.tokens import read_token, read_tokens
 from rooftune.tuner.control.assemble import run_controller
 
 EPILOG = """A flag wins over the environment (ROOFTUNE_ENGINE_TOKEN_FILE, ROOFTUNE_TOKEN_FILE, ROOFTUNE_STORAGE,
-ROOFTUNE_STATE), and that over the file. exit codes: 0 done, 1 refused (another controller has the state folder),
-2 usage or configuration, 3 the state folder cannot be read or written"""
+ROOFTUNE_STATE), and that over the file. exit codes: 0 done, 1 refused (another controller has the state folder;
+with --once also by the engine), 2 usage or configuration, 3 the state folder cannot be read or written, or with --once
+the engine did not answer"""
 _FLAGS = {
     "engine": ("engine.url", "URL", "the engine to tune, such as http://127.0.0.1:8000"),
     "mode": ("mode", "MODE", "shadow (default) or live"),

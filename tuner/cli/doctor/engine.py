@@ -21,7 +21,6 @@ from rooftune.tuner.ports.vllm.versions import Hook
 
 STALE_S = 30.0
 BETWEEN_S = 0.5
-_REFUSED = {PortFault.UNAUTHORIZED, PortFault.READ_ONLY, PortFault.NO_PROTOCOL, PortFault.PROTOCOL_MISMATCH}
 _NOT_THERE = 2**53  # a revision that no engine reaches
 
 
@@ -74,7 +73,7 @@ def _failed(error: PortError) -> Finding:
         PortFault.NO_PROTOCOL: Check.PROTOCOL,
         PortFault.PROTOCOL_MISMATCH: Check.PROTOCOL,
     }.get(error.fault, Check.REACHABLE)
-    return bad(check, str(error), exit_code=1 if error.fault in _REFUSED else error.exit_code)
+    return bad(check, str(error), exit_code=error.exit_code)
 
 
 def _no_protocol(found: Found, place: Place) -> Iterator[Finding]:

@@ -37,11 +37,13 @@ def report_of(records: list[CycleRecord], engine: str) -> str:
     if not records:
         return "\n".join([*lines, "No cycle ran.", ""])
     lines += [*_summary(records), "", "## Pushes", "", *_pushes(records), "", "## Outcomes", "", *_outcomes(records)]
-    explained = [record for record in records if record.action is not Action.HOLD or _kept(record)]
-    if explained:
-        lines += ["", "## Why", ""]
-        for record in explained:
-            lines += [f"### Cycle {record.number}", "", *(f"- {line}" for line in explain(record)), ""]
+    most = Counter(record.reason for record in records).most_common(1)[0][0]
+    usual = [record for record in records if record.reason is most][-1]
+    explained = [r for r in records if r.action is not Action.HOLD or _kept(r) or r is usual]
+    lines += ["", "## Why", ""]
+    for record in explained:
+        title = f"### Cycle {record.number}" + (", the latest of the most frequent reason" if record is usual else "")
+        lines += [title, "", *(f"- {line}" for line in explain(record)), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -65,9 +65,12 @@ def insert_cycle(connection: sqlite3.Connection, record: CycleRecord) -> None:
             "INSERT OR IGNORE INTO pushes (number, noted_at_s, changes) VALUES (?, ?, ?)",
             (record.number, record.started_at_s, changes),
         )
+    gain = record.predicted_gain
+    noted = connection.execute("SELECT changes FROM pushes WHERE number = ?", (record.number,)).fetchone()
+    if noted is not None and record.pushed is None:  # its answer was lost: the record knows of no push
+        gain = record.model_copy(update={"pushed": json.loads(noted[0])}).predicted_gain
     connection.execute(
-        "UPDATE pushes SET ended = ?, predicted_gain = ? WHERE number = ?",
-        (record.reason.value, record.predicted_gain, record.number),
+        "UPDATE pushes SET ended = ?, predicted_gain = ? WHERE number = ?", (record.reason.value, gain, record.number)
     )
     if record.verify is not None:
         seen = record.verify
