@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from rooftune.tuner.cli.demo.plan import (
     plan_of,
     speed_of,
     traffic_csv,
+    unsteadiness,
 )
 from rooftune.tuner.cli.demo.story import asked_for, closing, happened, opening, settled, status
 from rooftune.tuner.cli.main import main
@@ -89,6 +91,23 @@ def test_the_speed_is_read_from_step_records() -> None:
         speed_of(run(probes, Setting(512, max_running=32)).steps)
 
 
+def test_the_pace_tells_a_busy_machine_from_a_steady_one() -> None:
+    steps = run(chat(1, 4, 120, output=30), Setting(2048, max_running=32)).steps
+    assert unsteadiness(steps, MODEL) < 1.2
+    half = np.arange(len(steps)) >= len(steps) // 2
+    disturbed = replace(steps, duration_s=np.where(half, 2.5, 1.0) * steps.duration_s)
+    assert unsteadiness(disturbed, MODEL) == pytest.approx(2.5, rel=0.15)
+    assert np.isnan(unsteadiness(steps.select(np.arange(20)), MODEL))
+
+
+def test_other_work_on_the_machine_lowers_the_load() -> None:
+    probes = [Ask(0.0, 16, 4), Ask(5.0, 32, 24), Ask(10.0, 256, 2), Ask(15.0, 1024, 2)]
+    steps = run(probes, Setting(2048, max_running=32)).steps
+    third = (steps.decode_tokens > 0) & (np.arange(len(steps)) % 3 == 0)
+    shared = replace(steps, duration_s=np.where(third, 3.0, 1.0) * steps.duration_s)
+    assert speed_of(shared).decode_s > 1.4 * speed_of(steps).decode_s
+
+
 # --- the story ---
 
 
@@ -137,6 +156,9 @@ def test_the_end_shows_before_and_after() -> None:
     boot = hold(6, Reason.TOO_LITTLE_DATA, observed=figures(attainment=0.5))
     text = closing([*records[:3], reverted, boot])
     assert "80 %" in text and "30 %" not in text and "50 %" not in text and "taken back" in text
+    assert "too busy" not in text and "too busy" not in closing([*records[:3], reverted, boot], 1.2)
+    assert "too busy with other work" in closing([*records[:3], reverted, boot], 2.4)
+    assert "too busy" not in closing(records, 2.4), "a push that proved itself needs no excuse"
     nothing = closing([hold(1, Reason.SEARCHING)])
     assert "nothing was pushed" in nothing and "default" not in nothing
 

@@ -196,6 +196,10 @@ def test_kv_blocks_by_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda device: 4_000_000)
     assert memory.auto_kv_blocks(cpu, 1000, 8192, 16) == 1000, "a quarter of what is free"
     assert memory.auto_kv_blocks(cpu, 1000, 32, 16) == 512, "no more than 256 requests of full length can use"
+    assert memory.auto_kv_blocks(cpu, 1000, 32, 16, max_running=8) == 16, "nor more than the sequence cap can"
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 1 << 40)
+    assert memory.auto_kv_blocks(cpu, 1 << 20, 1 << 20, 16) == 2048, "2 GiB at most"
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 4_000_000)
     with pytest.raises(InfeasibleError, match="4000000"):
         memory.auto_kv_blocks(cpu, 2_000_000, 8192, 16)
 

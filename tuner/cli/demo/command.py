@@ -5,6 +5,7 @@ Three commands of ours run as processes: ``serve``, ``replay`` and ``run --mode 
 
 import argparse
 import contextlib
+import math
 import os
 import secrets
 import sys
@@ -16,6 +17,7 @@ import yaml
 
 from rooftune.policies.commands import Command
 from rooftune.policies.errors import InputError, UnreachableError
+from rooftune.policies.step_time import StepModel
 from rooftune.tuner.bench.children import (
     Child,
     Children,
@@ -35,6 +37,7 @@ from rooftune.tuner.cli.demo.plan import (
     measure,
     plan_of,
     traffic_csv,
+    unsteadiness,
 )
 from rooftune.tuner.cli.demo.story import (
     asked_for,
@@ -49,7 +52,7 @@ from rooftune.tuner.cli.output import Progress, progress_to_stderr, warm_twin
 from rooftune.tuner.control.outcome import CycleRecord
 from rooftune.tuner.control.state.store import StateFile
 from rooftune.tuner.files import locked, shown_path, write_text
-from rooftune.tuner.observe.rows import RequestRows
+from rooftune.tuner.observe.rows import RequestRows, StepRows
 from rooftune.tuner.ports.http import HttpPort
 
 BOOT_TOKENS = 2048
@@ -103,10 +106,11 @@ def run(arguments: argparse.Namespace) -> int:
         )
         watch(controller, client, until_s, progress)
         progress.close()
+        records = _records(work / "state")
+        pace = _pace(served, work, records)
         controller.stop()
         client.stop()
-    records = _records(work / "state")
-    print(closing(records))
+    print(closing(records, pace))
     print(
         f"\nreport: {shown_path(str(Path(arguments.out) / 'live.md'))}; logs and every cycle: {shown_path(str(work))}"
     )
@@ -143,6 +147,17 @@ def watch(controller: Child, client: Child, until_s: float, progress: Progress) 
                 return events
         time.sleep(POLL_S)
     return events
+
+
+def _pace(served: Served, work: Path, records: list[CycleRecord]) -> float:
+    """How far the machine's pace moved, by the engine's latest steps; NaN when they do not tell."""
+    fits = [record.fit for record in records if record.fit is not None]
+    try:
+        with contextlib.closing(HttpPort(served.tuning, work / "token")) as port:
+            steps = StepRows.from_wire(port.steps_after(-1))
+    except UnreachableError:
+        return math.nan
+    return unsteadiness(steps, StepModel(**fits[-1].coefficients)) if fits else math.nan
 
 
 def _template(path: str) -> dict[str, object]:

@@ -11,8 +11,10 @@ import numpy as np
 
 from rooftune.policies.errors import RefusedError, UnreachableError, bad_value
 from rooftune.policies.quantiles import quantile
+from rooftune.policies.step_time import StepModel
 from rooftune.tuner.bench.children import Served
 from rooftune.tuner.bench.rounds_client import IDS
+from rooftune.tuner.control.cycle.fit import noise_pairs
 from rooftune.tuner.observe.rows import FINISHED, RequestRows, StepRows
 from rooftune.tuner.ports.http import HttpPort
 
@@ -115,6 +117,9 @@ PROMPTS = (256, 1024)
 # Lone prompts about where a knee may be: twice each, as the first step of a size may pay for it.
 SMALL_PROMPTS = (8, 16, 32, 48, 64, 96, 128)
 LEAST_SLOPE = 1e-7
+MOST_HICCUP = 5.0  # times a usual decode: a first step that pays for its size is not the machine's load
+PACE_BLOCK_S = 2.0  # of busy time
+UNSTEADY = 1.5  # a pace that moves by more moves latencies by more than a setting does
 
 
 def measure(served: Served, model: str, port: HttpPort) -> Speed:
@@ -122,14 +127,18 @@ def measure(served: Served, model: str, port: HttpPort) -> Speed:
     chance = random.Random(0)
     with httpx.Client(timeout=WAIT_S, trust_env=False) as http:
         small = [(tokens, 2) for tokens in 2 * SMALL_PROMPTS]
-        for prompt, answer in ((16, 4), (32, ANSWER_TOKENS), *small, *((tokens, 2) for tokens in PROMPTS)):
+        for prompt, answer in ((16, 4), (32, ANSWER_TOKENS), *small, *((tokens, 2) for tokens in 3 * PROMPTS)):
             tokens = [chance.randrange(*IDS) for _ in range(prompt)]
             _ask(http, served.base, model, tokens, answer)
     return speed_of(StepRows.from_wire(port.steps_after(-1)))
 
 
 def speed_of(steps: StepRows) -> Speed:
-    """From steps of lone requests: the median decode, and what the longest prompt took beyond the next shorter one."""
+    """From steps of lone requests: the usual decode, and what the longest prompt took beyond the next shorter one.
+
+    Means where they lie above the median: other work on the machine takes its share of the load's time as well. The
+    first prompt of a size pays for it.
+    """
     decodes = steps.duration_s[(steps.prefill_tokens == 0) & (steps.decode_tokens > 0)]
     took_s = {tokens: steps.duration_s[steps.prefill_tokens == tokens] for tokens in PROMPTS}
     if not len(decodes) or not all(len(found) for found in took_s.values()):
@@ -137,8 +146,25 @@ def speed_of(steps: StepRows) -> Speed:
             "the engine did not run the demo's probes as whole prompts; start it with its default budget"
         )
     short, long = PROMPTS
-    slope = float(took_s[long][-1] - took_s[short][-1]) / (long - short)
-    return Speed(float(np.median(decodes)), max(slope, LEAST_SLOPE))
+    slope = float(took_s[long][-2:].mean() - took_s[short][-2:].mean()) / (long - short)
+    usual_s = float(np.median(decodes))
+    return Speed(max(usual_s, float(np.minimum(decodes, MOST_HICCUP * usual_s).mean())), max(slope, LEAST_SLOPE))
+
+
+def unsteadiness(steps: StepRows, model: StepModel) -> float:
+    """How far the machine's pace moved: measured over modelled step time in blocks of ``PACE_BLOCK_S``, the second
+    highest over the second lowest. NaN with fewer than ten blocks."""
+    modelled, measured = (np.array(values) for values in noise_pairs(model, steps, most=max(len(steps), 1)))
+    if not len(modelled):
+        return math.nan
+    edges = np.flatnonzero(np.diff(np.floor(np.cumsum(measured) / PACE_BLOCK_S))) + 1
+    paces = [
+        np.sum(took) / np.sum(said)
+        for took, said in zip(np.split(measured, edges), np.split(modelled, edges), strict=True)
+    ][:-1]
+    if len(paces) < 10:
+        return math.nan
+    return float(np.sort(paces)[-2] / np.sort(paces)[1])
 
 
 def first_model(served: Served) -> tuple[str, int]:

@@ -1,12 +1,13 @@
 """The demo's words: one changing line a cycle, a whole one for what happened, and how it ended. Pure."""
 
 import json
+import math
 from collections.abc import Sequence
 
 from rooftune.policies.guard import Action, Reason
 from rooftune.policies.step_time import StepModel, step_time
 from rooftune.tuner.bench.children import Event
-from rooftune.tuner.cli.demo.plan import DOCUMENT_EVERY, Bounds, Plan, Speed
+from rooftune.tuner.cli.demo.plan import DOCUMENT_EVERY, UNSTEADY, Bounds, Plan, Speed
 from rooftune.tuner.control.explain.explain import MEANING, explain, knee, knobs, share
 from rooftune.tuner.control.outcome import CycleRecord, FitPart
 from rooftune.tuner.model.roofline import REMEDIES, FitCode
@@ -78,8 +79,8 @@ def settled(events: Sequence[Event]) -> bool:
     return proved and events[-1]["reason"] in SETTLED
 
 
-def closing(records: Sequence[CycleRecord]) -> str:
-    """What it came to. records: oldest first."""
+def closing(records: Sequence[CycleRecord], pace: float = math.nan) -> str:
+    """What it came to. records: oldest first; pace: how far the machine's pace moved (``unsteadiness``)."""
     lines = [_knee(records)]
     pushes = [at for at, record in enumerate(records) if record.pushed is not None]
     if not pushes:
@@ -95,6 +96,11 @@ def closing(records: Sequence[CycleRecord]) -> str:
         lines.append(f"with {knobs(_in_force(after))}: {_figures(after)}")
     if undone is not None:
         lines.append(f"it was taken back: {meaning(records[undone].reason.value)}")
+        if pace > UNSTEADY:
+            lines.append(
+                f"this machine was too busy with other work to judge it: the same steps took up to {pace:.1f} times as "
+                "long as at other times; run the demo again when it is idle"
+            )
     for record in [one for one in records if one.verify is not None and one.verify.verdict != "inconclusive"][-1:]:
         lines += ["", f"why (cycle {record.number}):", *(f"  {line}" for line in explain(record))]
     return "\n".join(filter(None, lines))
