@@ -109,6 +109,7 @@ def test_an_old_version_lacks_the_flag_and_a_multimodal_item_must_fit(ask: Ask) 
     ("words", "output"),
     [
         (("--vllm", "newest", "--model-tokens", "8192", "--card-memory", "24GiB"), "'newest'"),
+        (("--vllm", "9.9", "--model-tokens", "8192", "--card-memory", "24GiB"), "its rules are not known"),
         (("--vllm", "0.32.0", "--model-tokens", "8192"), "--card-memory is missing"),
         (("--vllm", "0.32.0", "--model-tokens", "8192", "--card-memory", "24"), "80GiB"),
         (("--vllm", "0.32.0", "--model-tokens", "0", "--card-memory", "24GiB"), "--model-tokens"),

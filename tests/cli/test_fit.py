@@ -161,3 +161,11 @@ def test_if_one_file_cannot_be_written_neither_is(
         output = capsys.readouterr().err
         assert "--plot" in output and "cannot be written" in output and output.count("\n") == 1 and not out.exists()
     assert fit("--steps", steps, "--out", "") == 2
+
+
+def test_all_missing_columns_are_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "few.csv"
+    path.write_text("duration_s,prefill_tokens\n0.1,2\n")
+    assert main(["fit", "--steps", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert "columns decode_tokens, sequences, context_decode_tokens," in said and said.count("\n") == 1

@@ -219,6 +219,10 @@ def test_without_the_token_and_at_a_wrong_address(server: StatusServer, capsys: 
     assert "answers 401" in capsys.readouterr().err
     assert rooftune("pause", "--face", "http://127.0.0.1:9") == 3
     assert rooftune("pause", "--face", "nothing") == 2
+    with scripted(answer(404, b'{"error": "not found"}')) as engine:
+        capsys.readouterr()
+        assert rooftune("status", "--face", engine.url) == 2
+    assert "has no /status, so it is no controller" in capsys.readouterr().err
     assert rooftune("pause", "--face", f"http://127.0.0.1:{server.port}", "--reason", "a\nb") == 2
     assert rooftune("revert", "--face", "http://h:1", "--engine", "http://h:2") == 2
     for line in capsys.readouterr().err.splitlines():

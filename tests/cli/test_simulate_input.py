@@ -112,3 +112,8 @@ def test_file_and_flags_exclude_each_other(folder: Path, capsys: pytest.CaptureF
     assert "--step-tokens" in capsys.readouterr().err
     assert rooftune("simulate", "--step-model", "8b-2tbs") == 2
     assert "--traffic is missing" in capsys.readouterr().err
+
+
+def test_a_quantile_that_is_no_flag_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert rooftune("simulate", "--traffic", "x.csv", "--step-model", "8b-2tbs", "--gap-p101", "30ms") == 2
+    assert "any of p1 to p99, p99.5, p99.9, ... p100, not p101" in capsys.readouterr().err

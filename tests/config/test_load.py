@@ -69,6 +69,7 @@ BAD = [
     ("maintenance: {no_push: [Mon 2-4]}", "maintenance.no_push.0 is 'Mon 2-4'", "HH:MM"),
     ("search: {memory_bytes: 5}", "search.memory_bytes is 5", "at least 3e+08"),
     ("search: {trials: true}", "search.trials is True", "integer"),
+    ("targets: [{metric: ttft, bound: -20ms}]", "targets.0.bound is '-20ms'", "at least 0"),
     ("retention: {days: 0}", "retention.days is 0", "above 0"),
     ("log: {level: loud}", "log.level is 'loud'", "'debug'"),
     ("storage: 7", "storage is not shown", "string"),

@@ -172,6 +172,10 @@ class _Parser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-\.?[0-9]")
 
     def error(self, message: str) -> NoReturn:
+        # Targets are a closed list of flags, so that argparse can only say "unrecognized".
+        target = re.search(r"unrecognized arguments:.*--(?:[a-z0-9]+-)*?p(\d[\d.]*)", message)
+        if target:
+            message += f" (a quantile pNN is any of p1 to p99, p99.5, p99.9, ... p100, not p{target[1]})"
         raise InputError(f"{message}; {self.prog} --help shows what it takes")
 
 

@@ -36,7 +36,7 @@ def wrong(value: object, bound: str, remedy: str, key: str = "") -> PydanticCust
 def duration_s(text: str) -> float:
     """Seconds of ``2s``, ``30ms``, ``1.5m``, ``250us``, ``2h`` or ``1d``: at least 0, at most 1e9."""
     seconds = in_seconds(text.strip())
-    if seconds is None and text.strip().startswith("-") and in_seconds(text.strip()[1:]) is not None:
+    if text.strip().startswith("-") and in_seconds(text.strip()[1:]) is not None:
         raise wrong(text, "at least 0", "drop the minus sign")
     if seconds is None or text.strip().startswith(("+", "-")):
         raise wrong(text, "a time with a unit (us, ms, s, m, h, d)", "write 30ms, 2s or 5m")
