@@ -7,7 +7,8 @@ needs one good quantile and none that is not good.
 A figure is ``good`` within a bound (relative for latencies, absolute for shares), ``not_good`` when neither the bound
 nor the sampling error explains the difference, else ``too_few``, with the requests that are missing. The sampling error
 is twice the standard error from blocks of neighbouring requests, which share their fate; for shares that of the
-differences request by request, since the twin replays the same requests. Missing is not zero.
+differences request by request, since the twin replays the same requests. Figures that do not decide for targets have
+that of independent requests. Missing is not zero.
 """
 
 import math
@@ -198,7 +199,8 @@ class _Window:
         observed_s = quantile(values, q)
         expected_s = float(np.mean([quantile(samples(replay, metric, group), q) for replay in self.predicted]))
         # The sampling interval of the observed quantile: two standard errors of its rank.
-        half = 2.0 * max(blocked_error((values <= observed_s).astype(float)), math.sqrt(q * (1.0 - q) / count))
+        blocked = blocked_error((values <= observed_s).astype(float)) if decides else 0.0
+        half = 2.0 * max(blocked, math.sqrt(q * (1.0 - q) / count))
         low_s, high_s = quantile(values, max(q - half, 1e-9)), quantile(values, min(q + half, 1.0))
         half_s = max(high_s - observed_s, observed_s - low_s)
         verdict = _verdict(expected_s, observed_s, (low_s, high_s), quality)
