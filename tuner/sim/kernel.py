@@ -64,6 +64,7 @@ STALLED = 5
 GAP_ROWS = 6
 LOG_ROWS = 7
 CACHE_HIT_TOKENS = 8
+BEGUN = 9  # requests that were in the engine when the replay began, the first rows
 TOTALS = 12
 
 
@@ -71,7 +72,8 @@ class Run(NamedTuple):
     """The output arrays of a replay, and its totals.
 
     times: (n, TIMES), NaN before. gap_over: (n, bounds), gaps of a request above each of gap_bounds_s.
-    over: (bounds,) scratch. totals: (TOTALS,). pool_blocks: (1,) KV blocks of the pool.
+    over: (bounds,) scratch. totals: (TOTALS,). pool_blocks: (1,) KV blocks of the pool. now_s: (1,) where the replay
+    begins, and where it ended.
     """
 
     times: FloatArray
@@ -80,6 +82,7 @@ class Run(NamedTuple):
     over: IntArray
     totals: IntArray
     pool_blocks: IntArray
+    now_s: FloatArray
 
 
 def new_run(requests: int, gap_bounds_s: Sequence[float], pool_blocks: int) -> Run:
@@ -92,6 +95,7 @@ def new_run(requests: int, gap_bounds_s: Sequence[float], pool_blocks: int) -> R
         over=np.zeros(len(bounds), dtype=np.int64),
         totals=np.zeros(TOTALS, dtype=np.int64),
         pool_blocks=np.array([pool_blocks], dtype=np.int64),
+        now_s=np.zeros(1, dtype=np.float64),
     )
 
 
@@ -338,9 +342,9 @@ def replay(
     total = len(arrival_s)
     gap_values, gap_weights = np.empty(4096, np.float64), np.empty(4096, np.int64)
     log, log_times = np.empty((64, 3), np.int64), np.empty(64, np.float64)
-    arrived, finished, change = 0, 0, 0
+    arrived, finished, change = totals[BEGUN], 0, 0
     # seen: arrivals up to here are in the queue for the next plan; plan-ahead plans as the previous step begins.
-    now, seen = 0.0, 0.0
+    now = seen = run.now_s[0]
     setting = setting_from_row(settings[0])
     while finished < total and totals[STEPS] < max_steps:
         while change + 1 < len(changes_s) and changes_s[change + 1] <= now:
@@ -401,6 +405,7 @@ def replay(
         if keep_log != 0:
             log, log_times = _log_step(state, run, log, log_times, now)
         finished += finish_step(boot, state)
+    run.now_s[0] = now
     return (
         gap_values[: totals[GAP_ROWS]],
         gap_weights[: totals[GAP_ROWS]],

@@ -8,6 +8,7 @@ from rooftune.policies.outcomes import Outcomes
 from rooftune.policies.request import PREEMPTIONS, FloatArray, IntArray, State
 from rooftune.tuner.sim import kernel
 from rooftune.tuner.sim.engine import Engine
+from rooftune.tuner.sim.progress import Progress, progress_of
 from rooftune.tuner.traffic.workload import Traffic
 
 
@@ -18,7 +19,7 @@ class RunResult:
     gap_values_s, gap_weights: the exact distribution of all gaps. span_s: first arrival to last finish.
     steps: steps run; skipped_steps: of these, not planned one by one. refused: requests that could never fit the
     KV pool. stalled: True if some requests could not continue. log, log_times_s: (step, request, tokens)
-    of everything planned and the step's end, only when asked for.
+    of everything planned and the step's end, only when asked for. left: what was in the engine at the end.
     """
 
     outcomes: Outcomes
@@ -33,6 +34,7 @@ class RunResult:
     span_s: float
     log: IntArray
     log_times_s: FloatArray
+    left: Progress
 
     @classmethod
     def from_run(
@@ -81,4 +83,5 @@ class RunResult:
             span_s=max(last - float(traffic.arrival_s[0]), 1e-9),
             log=log[0],
             log_times_s=log[1],
+            left=progress_of(state, run),
         )

@@ -28,6 +28,7 @@ from rooftune.tuner.sim import kernel
 from rooftune.tuner.sim.compile import compiled
 from rooftune.tuner.sim.engine import Engine, check_setting
 from rooftune.tuner.sim.noise import QUIET, StepNoise
+from rooftune.tuner.sim.progress import Progress
 from rooftune.tuner.sim.result import RunResult
 from rooftune.tuner.traffic.workload import Traffic
 
@@ -115,8 +116,12 @@ def simulate(
     keep_log: bool = False,
     max_steps: int = NEVER,
     noise: StepNoise = QUIET,
+    progress: Progress | None = None,
 ) -> RunResult:
     """Replay ``traffic`` under ``setting``, and under ``changes`` from their instants on.
+
+    progress: where the engine stands at the beginning, its requests being the first rows of the traffic; None: empty
+    at 0 s. Gaps above ``gap_bounds_s`` count from the beginning on.
 
     gap_bounds_s: bounds for which gaps above are counted per request. skip: False plans every single step.
     keep_log: keep (step, request, tokens) of everything planned. max_steps: stop after this many steps.
@@ -131,6 +136,9 @@ def simulate(
                 "instant of a change", change.at_s, f"finite and at least {before.at_s:g}", "sort the changes by time"
             )
     state, run = prepare(traffic, engine), kernel.new_run(len(traffic), gap_bounds_s, engine.kv_blocks)
+    if progress is not None:
+        progress.check(traffic, engine)
+        progress.enter(state, run, engine)
     rows = np.array([[float(v) for v in s] for s in (setting, *(c.setting for c in changes))], dtype=np.float64)
     at_s = np.array([-np.inf, *(c.at_s for c in changes)], dtype=np.float64)
     values, weights, log, log_times = _replay()(
