@@ -13,7 +13,7 @@ from rooftune.tuner.control.job import Job, SearchAnswer, WindowPart
 from rooftune.tuner.control.memory import setting_of
 from rooftune.tuner.control.searcher import run as runner
 from rooftune.tuner.control.searcher.run import Tell, twin_part
-from rooftune.tuner.control.searcher.window import compared, observed_of, slo_of, traffic_of
+from rooftune.tuner.control.searcher.window import compared, observed_of, progress_of, slo_of, traffic_of
 from rooftune.tuner.search import archive
 from rooftune.tuner.search.archive import Archive
 from rooftune.tuner.search.lessons import LiveResult
@@ -41,7 +41,7 @@ def part_of(whole: WindowPart, rows: np.ndarray, zero_s: float = 0.0) -> WindowP
         for name in WindowPart.model_fields
         if name not in ("gap_bounds_s", "gap_over")
     }
-    for name in ("arrival_s", "finish_s"):
+    for name in ("arrival_s", "scheduled_s", "finish_s"):
         values[name] = tuple(value - zero_s for value in values[name])
     over = tuple(tuple(column[row] for row in chosen) for column in whole.gap_over)
     return WindowPart(**values, gap_bounds_s=whole.gap_bounds_s, gap_over=over)
@@ -72,31 +72,57 @@ def test_a_wrong_step_model_is_detected_and_nothing_is_proposed() -> None:
 
 def test_too_few_requests_are_searched_and_reported_as_too_few() -> None:
     found = run(job(mix(span_s=8.0)))
-    assert found.twin.verdict == "too_few" and found.twin.worst_error is None
+    assert found.twin.verdict == "too_few" and found.twin.missing_requests
     assert found.proposal is not None
 
 
-def test_the_cut_ends_of_a_window_do_not_count_against_the_twin() -> None:
+def test_the_cut_end_of_a_window_does_not_count_against_the_twin() -> None:
     setting = Setting(512, max_running=128)
     whole = window(mix(3, rate_rps=9.0, span_s=180.0), setting)
-    arrival_s = np.array(whole.arrival_s)
-    cut = part_of(whole, (arrival_s >= 60.0) & (arrival_s <= 120.0), zero_s=60.0)
-    asked = job(window=cut)
-    seen = observed_of(cut)
-    kept = compared(seen)
+    arrival_s, finish_s = np.array(whole.arrival_s), np.array(whole.finish_s)
+    cut = part_of(whole, (finish_s > 60.0) & (arrival_s <= 120.0), zero_s=60.0)
+    asked, progress, seen = job(window=cut), progress_of(cut), observed_of(cut)
+    assert progress is not None and progress.at_s == -cut.arrival_s[0] > 0.0
+    kept = compared(seen, progress.at_s)
     assert 0.5 * len(kept) <= kept.sum() < len(kept)
     assert not kept[0] and not kept[-1] and kept[len(kept) // 2]
-    replay = simulate(traffic_of(cut), asked.engine, setting, MODEL, gap_bounds_s=[0.03])
-    middle, everybody = (twin_part([replay], seen, rows, slo_of(asked)) for rows in (kept, np.ones_like(kept)))
-    assert middle.verdict == "good" and middle.worst_error is not None and everybody.worst_error is not None
-    assert middle.worst_error < 0.5 * everybody.worst_error
+    replay = simulate(traffic_of(cut), asked.engine, setting, MODEL, gap_bounds_s=[0.03], progress=progress)
+    middle = twin_part([replay], seen, kept, slo_of(asked))
+    assert middle.verdict == "good" and middle.attainment_error is not None and abs(middle.attainment_error) < 0.02
 
 
-def test_requests_from_before_the_window_keep_their_place() -> None:
-    whole = window(mix())
-    late = part_of(whole, np.array(whole.arrival_s) >= 0.0, zero_s=20.0)
-    assert late.arrival_s[0] < 0.0
-    assert run(job(window=late)).twin == run(job()).twin
+def test_the_twin_of_an_overloaded_window_starts_with_its_backlog() -> None:
+    setting = Setting(512, max_running=64)
+    whole = window(mix(4, rate_rps=18.0, span_s=180.0), setting)
+    arrival_s, finish_s = np.array(whole.arrival_s), np.array(whole.finish_s)
+    inside = (finish_s > 60.0) & (arrival_s <= 130.0)
+    backlog, empty = (
+        run(job(window=part_of(whole, rows, zero_s=60.0), base=setting, trials=2)).twin
+        for rows in (inside, inside & (arrival_s >= 60.0))
+    )
+    assert backlog.verdict == "good" and abs(backlog.errors["ttft p50"]) < 0.02
+    assert empty.verdict == "not_good" and empty.errors["ttft p50"] < -0.5
+
+
+def test_what_runs_and_waits_when_a_window_begins_is_told_by_its_instants() -> None:
+    """A decode, half of its 11 tokens written; a prompt, a quarter of it read; one that waits."""
+    part = WindowPart(
+        arrival_s=(-6.0, -3.0, -1.0, 1.0),
+        scheduled_s=(-5.5, -1.0, 2.0, 3.0),
+        ttft_s=(1.0, 6.0, 4.0, 3.0),
+        finish_s=(5.0, 4.0, 4.0, 5.0),
+        longest_gap_s=(0.1,) * 4,
+        prompt_tokens=(100, 400, 50, 60),
+        cached_tokens=(0, 0, 0, 0),
+        output_tokens=(11, 5, 5, 5),
+        gap_count=(10, 4, 4, 4),
+    )
+    found = progress_of(part)
+    assert found is not None and (found.at_s, found.running) == (6.0, 2)
+    assert found.request.tolist() == [0, 1, 2]
+    assert found.produced_tokens.tolist() == [6, 0, 0] and found.computed_tokens.tolist() == [105, 100, 0]
+    assert found.last_token_s[0] == 6.0 and np.isnan(found.last_token_s[1:]).all()
+    assert progress_of(part.model_copy(update={"arrival_s": (0.0, 1.0, 2.0, 3.0)})) is None
 
 
 def test_the_twin_includes_the_engines_step_noise() -> None:

@@ -96,6 +96,6 @@ def test_progress_must_be_the_first_rows_of_the_traffic() -> None:
     wrong = replace(progress, request=progress.request + 1)
     with pytest.raises(InputError, match="first rows"):
         simulate(rest, Engine(BOOT, 10_000), Setting(256, max_running=16), MODEL, progress=wrong)
+    pool = Engine(BOOT._replace(contents=1), 10_000)
     with pytest.raises(InputError, match="contents"):
-        pool = Engine(BOOT._replace(contents=1), 10_000)
         simulate(rest, pool, Setting(256, max_running=16), MODEL, progress=progress)

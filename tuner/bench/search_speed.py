@@ -123,6 +123,7 @@ def window_part_of(run: Outcomes) -> WindowPart:
     assert run.finished.all()
     return WindowPart(
         arrival_s=tuple(run.arrival_s.tolist()),
+        scheduled_s=tuple(run.scheduled_s.tolist()),
         ttft_s=tuple((run.first_token_s - run.arrival_s).tolist()),
         finish_s=tuple(run.finish_s.tolist()),
         longest_gap_s=tuple(np.nan_to_num(run.longest_gap_s).tolist()),

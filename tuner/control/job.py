@@ -58,10 +58,13 @@ class Limits:
 class WindowPart(Part):
     """The window's finished requests by arrival, as columns; instants in seconds since the window's start.
 
-    longest_gap_s: 0 for requests without gaps. gap_over: a row of counts for each of gap_bounds_s.
+    Those that arrived before it, below 0 s, were in the engine when it began. scheduled_s: first scheduling, or the
+    arrival where the engine does not tell. longest_gap_s: 0 for requests without gaps. gap_over: a row of counts for
+    each of gap_bounds_s.
     """
 
     arrival_s: tuple[float, ...]
+    scheduled_s: tuple[float, ...]
     ttft_s: tuple[float, ...]
     finish_s: tuple[float, ...]
     longest_gap_s: tuple[float, ...]

@@ -96,6 +96,11 @@ class Window:
         """Requests, however they ended, that arrived at start_s or later, by arrival."""
         return _by_arrival(self.requests, self.requests.arrival_s >= start_s)
 
+    def in_flight_at(self, at_s: float) -> RequestRows:
+        """Finished requests that had arrived and not ended at an instant, by arrival."""
+        rows = self.requests
+        return _by_arrival(rows, (rows.arrival_s < at_s) & (rows.finish_s > at_s) & (rows.ended == FINISHED))
+
     def demand(self, start_s: float = -math.inf) -> RequestRows:
         """Finished requests that arrived from start_s on, by arrival: all of them, as far as can be known.
 

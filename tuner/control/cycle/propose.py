@@ -20,6 +20,7 @@ from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.outcome import FitPart
 from rooftune.tuner.control.searcher.window import window_part
 from rooftune.tuner.model.intervals import model_draws
+from rooftune.tuner.observe.rows import RequestRows
 from rooftune.tuner.search.lessons import LiveResult
 from rooftune.tuner.sim.engine import Engine
 
@@ -97,6 +98,7 @@ def make_job(
     if len(rows) > MOST_REQUESTS:
         rows = rows.select(np.arange(len(rows) - MOST_REQUESTS, len(rows)))
     start_s = float(rows.arrival_s[0])
+    rows = RequestRows.join([seen.window.in_flight_at(start_s), rows])
     modelled, measured = noise_pairs(model, seen.window.steps)
     return Job(
         window=window_part(rows, start_s),

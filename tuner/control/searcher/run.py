@@ -12,7 +12,7 @@ from rooftune.policies.outcomes import BoolArray, Outcomes
 from rooftune.policies.slo import Slo, attainment
 from rooftune.tuner.control.job import Job, SearchAnswer
 from rooftune.tuner.control.outcome import FigurePart, ProposalPart, TwinPart
-from rooftune.tuner.control.searcher.window import compared, noise_of, observed_of, slo_of, traffic_of
+from rooftune.tuner.control.searcher.window import compared, noise_of, observed_of, progress_of, slo_of, traffic_of
 from rooftune.tuner.model.model_file import check_step_model
 from rooftune.tuner.search.archive import Archive, TwinResult
 from rooftune.tuner.search.live import LiveProposal, Question, research
@@ -90,7 +90,7 @@ JUDGE_SEEDS = 3  # replays of the window that the twin is judged by, where steps
 
 def run_job(job: Job, tell: Tell) -> SearchAnswer:
     """The answer to a job. Raises RooftuneError for a job that makes no sense."""
-    traffic, observed = traffic_of(job.window), observed_of(job.window)
+    traffic, observed, progress = traffic_of(job.window), observed_of(job.window), progress_of(job.window)
     model, slo = check_step_model(job.model, "model"), slo_of(job)
     for draw in job.draws:
         check_step_model(draw, "a draw of the model")
@@ -99,9 +99,10 @@ def run_job(job: Job, tell: Tell) -> SearchAnswer:
     bounds_s = sorted({*slo.gap_bounds(), *job.window.gap_bounds_s})
     others = [] if noise is QUIET else [noise_of(job, job.seed + k) for k in range(1, JUDGE_SEEDS)]
     replays = [
-        simulate(traffic, job.engine, job.base, model, gap_bounds_s=bounds_s, noise=luck) for luck in (noise, *others)
+        simulate(traffic, job.engine, job.base, model, gap_bounds_s=bounds_s, noise=luck, progress=progress)
+        for luck in (noise, *others)
     ]
-    twin = twin_part(replays, observed, compared(observed), slo)
+    twin = twin_part(replays, observed, compared(observed, 0.0 if progress is None else progress.at_s), slo)
     if twin.verdict == "not_good":
         return SearchAnswer(twin=twin, proposal=None)
     archive = None if job.storage is None else _archive(job.storage, job.study)

@@ -11,10 +11,11 @@ from rooftune.tuner.control.figures import judgeable
 from rooftune.tuner.control.job import Job, WindowPart
 from rooftune.tuner.observe.rows import FINISHED, RequestRows
 from rooftune.tuner.sim.noise import QUIET, StepNoise, noise_from_steps
+from rooftune.tuner.sim.progress import Progress
 from rooftune.tuner.traffic.workload import Traffic
 
 LEAST_NOISE_STEPS = 20
-# Neither end of a window is compared where it is cut: at most this share of its span, each.
+# The end of a window is not compared where it is cut: at most this share of its span.
 MOST_CUT = 0.25
 CUT_QUANTILE = 0.9
 
@@ -36,7 +37,7 @@ def noise_of(job: Job, seed: int) -> StepNoise:
 
 
 def traffic_of(window: WindowPart) -> Traffic:
-    """The window's requests from the first arrival on (0 s). One that came before the window began keeps its place."""
+    """The window's requests from the first arrival on (0 s), which may lie before the window."""
     arrival_s = np.array(window.arrival_s)
     if not len(arrival_s):
         raise InputError("the window holds no finished request; wait for some")
@@ -51,6 +52,50 @@ def traffic_of(window: WindowPart) -> Traffic:
     )
 
 
+def progress_of(window: WindowPart) -> Progress | None:
+    """What was in the engine when the window began, on the traffic's clock; None: nothing.
+
+    A prompt is taken to be read, and an answer to be written, evenly between the instants that are known.
+    """
+    arrival_s, prompt, output = (
+        np.array(window.arrival_s),
+        np.array(window.prompt_tokens),
+        np.array(window.output_tokens),
+    )
+    count = int((arrival_s < 0.0).sum())
+    if not count:
+        return None
+    arrival_s, prompt, output = arrival_s[:count], prompt[:count], output[:count]
+    scheduled_s, finish_s = np.array(window.scheduled_s)[:count], np.array(window.finish_s)[:count]
+    cached, first_s = np.array(window.cached_tokens)[:count], arrival_s + np.array(window.ttft_s)[:count]
+    runs, decodes = scheduled_s <= 0.0, first_s <= 0.0
+    read = cached + (prompt - cached) * _share(scheduled_s, first_s)
+    gap_s = (finish_s - first_s) / np.maximum(output - 1, 1)
+    produced = np.where(decodes, np.minimum(1 + np.floor((output - 1) * _share(first_s, finish_s)), output - 1), 0.0)
+    produced = np.where(output > 1, np.maximum(produced, decodes), 0.0)
+    decodes = produced > 0.0
+    computed = np.where(decodes, prompt + produced - 1, np.where(runs, np.minimum(np.floor(read), prompt - 1), 0.0))
+    order = np.lexsort((arrival_s, np.where(runs, scheduled_s, 0.0), ~runs))
+    zero_s = arrival_s[0]
+    return Progress(
+        at_s=-zero_s,
+        request=order.astype(np.int64),
+        running=int(runs.sum()),
+        computed_tokens=computed[order].astype(np.int64),
+        produced_tokens=produced[order].astype(np.int64),
+        scheduled_s=np.where(runs, scheduled_s - zero_s, np.nan)[order],
+        first_token_s=np.where(decodes, first_s - zero_s, np.nan)[order],
+        last_token_s=np.where(decodes, first_s + (produced - 1) * gap_s - zero_s, np.nan)[order],
+        longest_gap_s=np.where(decodes, 0.0, np.nan)[order],
+    )
+
+
+def _share(from_s: FloatArray, until_s: FloatArray) -> FloatArray:
+    """How much of the time between two instants had passed at 0 s, 0..1."""
+    share: FloatArray = np.clip(-from_s / np.maximum(until_s - from_s, 1e-9), 0.0, 1.0)
+    return share
+
+
 def observed_of(window: WindowPart) -> Outcomes:
     """What became of them, on the traffic's clock."""
     arrival_s = np.array(window.arrival_s)
@@ -58,6 +103,7 @@ def observed_of(window: WindowPart) -> Outcomes:
     zero_s = arrival_s[0]
     return Outcomes(
         arrival_s=arrival_s - zero_s,
+        scheduled_s=np.array(window.scheduled_s) - zero_s,
         first_token_s=arrival_s - zero_s + np.array(window.ttft_s),
         finish_s=np.array(window.finish_s) - zero_s,
         prompt_tokens=np.array(window.prompt_tokens, dtype=np.int64),
@@ -70,17 +116,16 @@ def observed_of(window: WindowPart) -> Outcomes:
     )
 
 
-def compared(observed: Outcomes) -> BoolArray:
-    """Which requests the twin is judged on: not those at the two ends of the window, where it is cut.
+def compared(observed: Outcomes, from_s: float) -> BoolArray:
+    """Which requests the twin is judged on: those that arrived from ``from_s`` on, but for the end of the window.
 
-    At its beginning requests were running that are not in it, so the twin is emptier than the engine was; at its end
-    requests are missing that had not finished, and those that are there are the short ones. How long either lasts: as
-    long as nine requests in ten take, at most a quarter of the window.
+    There requests are missing that had not finished, and those that are there are the short ones. It lasts as long as
+    nine requests in ten take, at most a quarter of the window.
     """
     arrival_s: FloatArray = np.asarray(observed.arrival_s)
     end_s = float(np.max(observed.finish_s))
-    cut_s = min(float(np.quantile(observed.finish_s - arrival_s, CUT_QUANTILE)), MOST_CUT * end_s)
-    kept: BoolArray = (arrival_s >= cut_s) & (arrival_s <= end_s - cut_s)
+    cut_s = min(float(np.quantile(observed.finish_s - arrival_s, CUT_QUANTILE)), MOST_CUT * (end_s - from_s))
+    kept: BoolArray = (arrival_s >= from_s) & (arrival_s <= end_s - cut_s)
     return kept if kept.any() and math.isfinite(cut_s) else np.ones(len(arrival_s), dtype=np.bool_)
 
 
@@ -95,6 +140,7 @@ def window_part(rows: RequestRows, start_s: float) -> WindowPart:
     picked = picked.select(np.lexsort((picked.sequence, picked.arrival_s)))
     return WindowPart(
         arrival_s=tuple((picked.arrival_s - start_s).tolist()),
+        scheduled_s=tuple((np.fmax(picked.scheduled_s, picked.arrival_s) - start_s).tolist()),
         ttft_s=tuple(picked.ttft_s.tolist()),
         finish_s=tuple((picked.finish_s - start_s).tolist()),
         longest_gap_s=tuple(np.nan_to_num(picked.longest_gap_s).tolist()),
