@@ -48,7 +48,7 @@ class GuardLimits:
     min_gain: float = 0.01
     exploration_slo_s_per_day: float = 600.0
     max_metrics_age_s: float = 30.0
-    max_inconclusive_s: float = 1800.0
+    max_inconclusive_s: float = 2700.0
     kv_full: float = 0.98
     min_shadow_s: float = 86_400.0
     no_push: tuple[WeekSpan, ...] = ()
@@ -68,6 +68,7 @@ class GuardLimits:
 
 class Action(StrEnum):
     PUSH = "push"
+    SWITCH = "switch"  # a trial's other setting takes its turn
     HOLD = "hold"
     REVERT = "revert"
 
@@ -81,6 +82,8 @@ class Reason(StrEnum):
     OPERATOR_THRESHOLD = "operator_threshold"
     ERRORS_RISING = "errors_rising"
     VERDICT_WORSE = "verdict_worse"
+    HARMFUL = "harmful"
+    INCONCLUSIVE = "inconclusive"
     INCONCLUSIVE_TOO_LONG = "inconclusive_too_long"
     BLOCKED_AFTER_REVERT = "blocked_after_revert"
     PAUSED = "paused"
@@ -136,6 +139,8 @@ class Situation:
     unjudgeable: why no setting can be judged now. why_no_proposal: the search's reason without a proposal.
     held_by_other: another controller holds the lease. foreign: our lease holds a setting that we do not know.
     hung_up, none_finish: under this trial far more requests abort than before, or none finishes any more.
+    harmful: the trial ends for caution; undecided: its last look gave no verdict. switch: what its next turn puts in
+    force, None while none is due.
     """
 
     live: bool
@@ -168,6 +173,9 @@ class Situation:
     foreign: bool = False
     hung_up: bool = False
     none_finish: bool = False
+    harmful: bool = False
+    undecided: bool = False
+    switch: Setting | None = None
 
     @property
     def on_trial(self) -> bool:
@@ -225,6 +233,10 @@ def _hurt(now: Situation, limits: GuardLimits) -> Decision | None:
     if now.on_trial:
         if now.verdict is Verdict.WORSE:
             return Decision(Action.REVERT, Reason.VERDICT_WORSE)
+        if now.harmful:
+            return Decision(Action.REVERT, Reason.HARMFUL)
+        if now.undecided:
+            return Decision(Action.REVERT, Reason.INCONCLUSIVE)
         # An unknown time since the push counts as too long.
         if now.verdict is not Verdict.BETTER and not now.since_push_s <= limits.max_inconclusive_s:
             return Decision(Action.REVERT, Reason.INCONCLUSIVE_TOO_LONG)
@@ -252,8 +264,11 @@ def _frozen(now: Situation, limits: GuardLimits) -> Decision | None:
         return _hold(Reason.DEPLOY)
     if now.preempting and not now.kv_used < limits.kv_full and now.unjudgeable is not Reason.STALLED:
         return _hold(Reason.KV_BOUND)
-    if now.on_trial and now.verdict is not Verdict.BETTER:
-        return _hold(Reason.VERIFYING)
+    if now.on_trial:
+        if _outside_window(now, limits):
+            # Nothing unproven stays in force where nothing may be pushed.
+            return Decision(Action.REVERT, Reason.MAINTENANCE_WINDOW, detail="the trial is given up")
+        return _hold(Reason.VERIFYING) if now.switch is None else Decision(Action.SWITCH, Reason.VERIFYING, now.switch)
     return None if now.unjudgeable is None else _hold(now.unjudgeable)
 
 
@@ -283,10 +298,14 @@ def _forbidden(now: Situation, wanted: Setting) -> Decision | None:
     return Decision(Action.HOLD, reason, detail=detail, violations=found)
 
 
-def _too_soon(now: Situation, limits: GuardLimits) -> Reason | None:
+def _outside_window(now: Situation, limits: GuardLimits) -> bool:
     minute = now.minute_of_week
     inside = not limits.push_only or any(span.holds(minute) for span in limits.push_only)
-    if not inside or any(span.holds(minute) for span in limits.no_push):
+    return not inside or any(span.holds(minute) for span in limits.no_push)
+
+
+def _too_soon(now: Situation, limits: GuardLimits) -> Reason | None:
+    if _outside_window(now, limits):
         return Reason.MAINTENANCE_WINDOW
     if not now.since_push_s >= limits.dwell_s:
         return Reason.DWELL
@@ -333,8 +352,16 @@ def decide(now: Situation, limits: GuardLimits) -> Decision:
     return found if now.live or found.action is Action.HOLD else _hold(Reason.SHADOW, found.setting)
 
 
+def ramp(in_force: Setting, wanted: Setting, largest_ratio: float) -> tuple[Setting, ...]:
+    """The limited steps from what is in force to ``wanted``, which is the last one."""
+    steps = [limit_step(in_force, wanted, largest_ratio)]
+    while steps[-1] != wanted:
+        steps.append(limit_step(steps[-1], wanted, largest_ratio))
+    return tuple(steps)
+
+
 def _push(now: Situation, limits: GuardLimits) -> Decision:
-    """The proposal, or a step towards it, if envelope, week and budget allow it."""
+    """The proposal, or the first step towards it, if envelope, week and budget allow it."""
     assert now.proposal is not None  # _worthless has decided otherwise
     forbidden = _forbidden(now, now.proposal)
     if forbidden is not None:

@@ -49,26 +49,26 @@ class Verdict(StrEnum):
 
 class VerdictReason(StrEnum):
     OPERATOR_THRESHOLD = "operator_threshold"
-    NO_MATCHED_TRAFFIC = "no_matched_traffic"
     TOO_FEW_REQUESTS = "too_few_requests"
     NOT_MEASURED = "not_measured"
     GAIN_SHOWN = "gain_shown"
     LOSS_SHOWN = "loss_shown"
+    HARMFUL = "harmful"
     WITHIN_NOISE = "within_noise"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Prediction and observation of a push. half_width: half of the interval around observed_gain, >= 0.
+    """Prediction and observation of a push. half_width: half of the interval around observed_gain, >= 0; NaN: unknown.
 
-    matched: both windows carried comparable traffic; requests: in the window after the push.
+    verdict: of the test alone; requests: that it judged.
     """
 
     predicted_gain: float
     twin_error: float
     observed_gain: float
     half_width: float
-    matched: bool
+    verdict: Verdict
     requests: int
     crossed: tuple[str, ...] = ()
 
@@ -85,8 +85,8 @@ class Judgement:
 def judge(seen: Comparison, min_requests: int) -> Judgement:
     """The verdict. A crossed operator threshold is worse, whatever the statistics say."""
     miss = abs(seen.observed_gain - seen.predicted_gain)
-    measured = math.isfinite(miss) and math.isfinite(seen.half_width) and seen.half_width >= 0.0
-    enough = measured and seen.matched and seen.requests >= min_requests
+    measured = math.isfinite(seen.observed_gain) and math.isfinite(seen.half_width)
+    enough = measured and seen.requests >= min_requests
     # An unknown twin error excuses no miss.
     excused = seen.half_width + (seen.twin_error if math.isfinite(seen.twin_error) else 0.0)
     held = enough and miss <= excused
@@ -96,14 +96,15 @@ def judge(seen: Comparison, min_requests: int) -> Judgement:
 
     if seen.crossed:
         return judgement(Verdict.WORSE, VerdictReason.OPERATOR_THRESHOLD)
-    if not seen.matched:
-        return judgement(Verdict.INCONCLUSIVE, VerdictReason.NO_MATCHED_TRAFFIC)
-    if seen.requests < min_requests:
-        return judgement(Verdict.INCONCLUSIVE, VerdictReason.TOO_FEW_REQUESTS)
     if not measured:
         return judgement(Verdict.INCONCLUSIVE, VerdictReason.NOT_MEASURED)
-    if seen.observed_gain - seen.half_width > 0.0:
-        return judgement(Verdict.BETTER, VerdictReason.GAIN_SHOWN)
-    if seen.observed_gain + seen.half_width < 0.0:
-        return judgement(Verdict.WORSE, VerdictReason.LOSS_SHOWN)
-    return judgement(Verdict.INCONCLUSIVE, VerdictReason.WITHIN_NOISE)
+    if not enough:
+        return judgement(Verdict.INCONCLUSIVE, VerdictReason.TOO_FEW_REQUESTS)
+    return judgement(seen.verdict, REASON_OF[seen.verdict])
+
+
+REASON_OF = {
+    Verdict.BETTER: VerdictReason.GAIN_SHOWN,
+    Verdict.WORSE: VerdictReason.LOSS_SHOWN,
+    Verdict.INCONCLUSIVE: VerdictReason.WITHIN_NOISE,
+}

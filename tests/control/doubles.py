@@ -12,7 +12,7 @@ from rooftune.policies.slo import Slo, Target
 from rooftune.policies.verify import RollbackThresholds
 from rooftune.tuner.control.cycle.loop import Controller
 from rooftune.tuner.control.job import Job, SearchAnswer, WorkerError
-from rooftune.tuner.control.memory import knobs_of
+from rooftune.tuner.control.memory import Trial, knobs_of
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.outcome import CycleRecord, ProposalPart, TwinPart
 from rooftune.tuner.control.state.file import StoreError
@@ -148,7 +148,7 @@ class MemoryStore:
 
 
 SLO = Slo((Target("ttft", 3.0, 0.99), Target("longest_gap", 0.3, 0.99)))
-BOLD = GuardLimits(largest_ratio=64.0, dwell_s=0.0, min_shadow_s=0.0, max_inconclusive_s=240.0)
+BOLD = GuardLimits(largest_ratio=64.0, dwell_s=0.0, min_shadow_s=0.0, max_inconclusive_s=1200.0)
 
 
 def options(**changes: Any) -> LoopOptions:
@@ -167,7 +167,6 @@ def options(**changes: Any) -> LoopOptions:
         "search_every_s": 60.0,
         "search_requests": 40,
         "min_requests": 40,
-        "harm_requests": 20,
         "trials": 10,
         "seed": 0,
         "storage": None,
@@ -188,6 +187,14 @@ class Rig:
     options: LoopOptions
     controller: Controller
     records: list[CycleRecord] = field(default_factory=list)
+
+    def run_trial(self, most: int = 120) -> list[CycleRecord]:
+        """Runs until the trial in force has ended, or ``most`` cycles."""
+        return self.run(most, until=lambda record: record.verify is not None and self.trial is None)
+
+    @property
+    def trial(self) -> Trial | None:
+        return self.controller._book.memory.trial
 
     def run(self, cycles: int, until: Callable[[CycleRecord], bool] | None = None) -> list[CycleRecord]:
         """Runs up to ``cycles`` cycles, each at its time, until ``until`` holds. Returns their records."""

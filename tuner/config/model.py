@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from rooftune.policies.envelope import KNOB, KNOB_NAMES
 from rooftune.policies.errors import InputError, shown
 from rooftune.policies.guard import GuardLimits
+from rooftune.policies.proof.switchback import PAIRS
 from rooftune.policies.slo import PROFILES, Slo
 from rooftune.policies.verify import RollbackThresholds
 from rooftune.tuner.config.sections import (
@@ -64,10 +65,11 @@ class Config(Section):
     def _fits_together(self) -> Self:
         self._check_targets()
         self._check_bounds()
-        verified_s = self.cadence.settle_s + self.cadence.verify_s
+        # A block to get there, the pairs, and a block in which the last requests end.
+        verified_s = (PAIRS[-1] + 1) * self.cadence.verify_s
         if verified_s > self.guard.max_inconclusive_s:
-            bound = f"at least {verified_s:g} (cadence.settle_s + cadence.verify_s)"
-            remedy = "raise it, or a push is taken back before its window is full"
+            bound = f"at least {verified_s:g} ({PAIRS[-1] + 1} x cadence.verify_s, a whole trial)"
+            remedy = "raise it, or shorten cadence.verify_s; a trial is taken back before its last look"
             raise wrong(self.guard.max_inconclusive_s, bound, remedy, "guard.max_inconclusive_s")
         if self.listen is not None and not is_loopback(split_listen(self.listen)[0]) and self.token_file is None:
             raise wrong(self.listen, "a loopback address while there is no token_file", "give token_file", "listen")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, TypedDict, Unpack
 
-from pydantic import AliasChoices, Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from rooftune.policies.envelope import KNOB, RATIO_KNOBS, Envelope, Mode
 from rooftune.policies.errors import InputError, bad_value
@@ -74,32 +74,9 @@ def region(
     return found
 
 
-class Strides(Part):
-    """Kept pushes that are not yet shown better than the setting they started from.
-
-    start: that setting; start_cycle: the cycle that pushed it (None: the boot setting). gain, half_width: total gain in
-    attainment and half of its interval; the pushes' intervals count as independent.
-    """
-
-    start: Knobs
-    start_cycle: Count | None = None
-    gain: float = 0.0
-    half_width: Annotated[float, Field(ge=0)] = 0.0
-
-    def onward(self, gain: float, half_width: float) -> "Strides":
-        """The strides with another push."""
-        return self.model_copy(update={"gain": self.gain + gain, "half_width": math.hypot(self.half_width, half_width)})
-
-    @property
-    def lost(self) -> bool:
-        """Whether the total is a loss beyond noise."""
-        return self.gain + self.half_width < 0.0
-
-    @property
-    def won(self) -> bool:
-        """Whether the total is a gain beyond noise, so that new strides begin."""
-        return self.gain - self.half_width > 0.0
-
+Row = tuple[bool, float, float]
+# Of a block: so that a cycle that comes a little early does not make every turn a cycle longer.
+LEAST_TURN = 0.95
 
 KEY = "loop"
 MOST_TRIED = 50
@@ -119,12 +96,23 @@ class Traffic(Part):
     output_p50_tokens: Annotated[float, Field(ge=0)]
 
 
-class Trial(Part):
-    """A push whose verdict is due. before: the setting to compare with and return to; after: the pushed setting.
+class Turn(Part):
+    """A setting's turn in a trial. at_s: when it came into force. pair: its pair from 0 on, null in the ramp."""
 
-    began_s: when it was sent; since_s: when ``before`` came into force. predicted_gain, twin_error: in attainment.
-    stride: ``after`` is a limited step towards the proposal, so the prediction does not apply and "not worse" is
-    enough. traffic: at the push; None: too little to tell.
+    at_s: float
+    setting: Knobs
+    pair: Count | None = None
+
+
+class Trial(Part):
+    """A push whose verdict is due: a ramp, then pairs of blocks in which ``before`` and ``after`` take turns.
+
+    before: the setting to compare with and return to; after: the proposal. began_s: when the push was sent; since_s:
+    when ``before`` came into force. predicted_gain, twin_error: in attainment. traffic: at the push; None: too little
+    to tell. ramp: the limited steps up to ``after``, the last one; arms: whether each block is under ``after``.
+    block_s: length of a turn. turns: those that began, the last one in force (or on its way: the next reading tells).
+    history, blocks: (new, good, judged) of blocks before the push, and of those of the pairs that are counted. won: the
+    verdict is "better" and ``after`` only has to come back into force.
     """
 
     push_cycle: Count
@@ -136,17 +124,68 @@ class Trial(Part):
     predicted_gain: float
     twin_error: float
     predicted_attainment: Share | None
-    stride: bool
     traffic: Traffic | None = None
+    ramp: tuple[Knobs, ...]
+    arms: tuple[bool, ...]
+    block_s: Annotated[float, Field(gt=0)]
+    turns: Annotated[tuple[Turn, ...], Field(min_length=1)]
+    history: tuple[Row, ...] = ()
+    blocks: tuple[Row, ...] = ()
+    won: bool = False
+
+    @property
+    def turn(self) -> Turn:
+        """The turn in force."""
+        return self.turns[-1]
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the setting in force is not the one before the trial."""
+        return self.turn.setting != self.before
+
+    @property
+    def in_force_from_s(self) -> float:
+        """When the setting of the turn came into force: it may have had several turns in a row."""
+        at_s = self.turn.at_s
+        for one in reversed(self.turns):
+            if one.setting != self.turn.setting:
+                break
+            at_s = one.at_s
+        return at_s
+
+    def new_s(self, now_s: float) -> float:
+        """Seconds under another setting than ``before`` so far."""
+        ends_s = (*(one.at_s for one in self.turns[1:]), now_s)
+        return sum(end_s - t.at_s for t, end_s in zip(self.turns, ends_s, strict=True) if t.setting != self.before)
+
+    def end_s(self, number: int) -> float:
+        """When what counts of a turn ends: a fault or a pause may have lengthened the turn itself."""
+        end_s = self.turns[number].at_s + self.block_s
+        return end_s if number + 1 >= len(self.turns) else min(end_s, self.turns[number + 1].at_s)
+
+    def following(self, now_s: float) -> Turn | None:
+        """The next turn, when it is due; None after the last one too."""
+        if self.won:
+            return Turn(at_s=now_s, setting=self.after) if self.turn.setting != self.after else None
+        number = len(self.turns)
+        if now_s < self.turn.at_s + LEAST_TURN * self.block_s or number >= len(self.ramp) + len(self.arms):
+            return None
+        if number < len(self.ramp):
+            return Turn(at_s=now_s, setting=self.ramp[number])
+        block = number - len(self.ramp)
+        setting = self.after if self.arms[block] else self.before
+        return Turn(at_s=now_s, setting=setting, pair=block // 2)
+
+    def but(self, **changes: object) -> "Trial":
+        return self.model_copy(update=changes)
 
 
 class Kept(Part):
-    """Our setting in force after a good trial. strides: those that led here; None once their gain was shown."""
+    """Our setting in force after a good trial."""
 
     boot_id: Words
     setting: Knobs
     push_cycle: Count
-    strides: Strides | None = Field(default=None, validation_alias=AliasChoices("strides", "way"))  # 0.1 wrote "way"
 
 
 class Moved(Part):
@@ -206,6 +245,19 @@ class Memory(Part):
     tried: tuple[Tried, ...] = ()
     model: Words = ""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_before(cls, values: object) -> object:
+        """A state of 0.2 or earlier: its trial had one window before and one after, so its setting is taken back as
+        one that nobody knows; kept settings carried strides ("way" in 0.1)."""
+        if isinstance(values, dict):
+            trial, kept = values.get("trial"), values.get("kept")
+            if isinstance(trial, dict) and "turns" not in trial:
+                values = values | {"trial": None}
+            if isinstance(kept, dict):
+                values = values | {"kept": {name: v for name, v in kept.items() if name not in ("strides", "way")}}
+        return values
+
     @property
     def trust(self) -> Trust:
         return Trust(self.trust_ratio, self.trust_held, self.trust_failed)
@@ -257,13 +309,11 @@ def _settings(memory: Memory) -> Iterator[Knobs]:
     """Every setting in the memory."""
     for pair in (memory.trial, *memory.tried):
         if isinstance(pair, Trial):
-            yield from (pair.before, pair.after)
+            yield from (pair.before, pair.after, *pair.ramp, *(turn.setting for turn in pair.turns))
         elif pair is not None:
             yield from (pair.before, pair.setting)
     if memory.kept is not None:
         yield memory.kept.setting
-        if memory.kept.strides is not None:
-            yield memory.kept.strides.start
 
 
 def remember(store: Store, memory: Memory) -> None:

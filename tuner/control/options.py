@@ -11,19 +11,16 @@ from rooftune.policies.slo import Slo
 from rooftune.policies.verify import RollbackThresholds
 from rooftune.tuner.config import Config
 
-# A loss counts from this many requests on; its interval guards it further.
-HARM_REQUESTS = 20
-
 
 @dataclass(frozen=True, kw_only=True)
 class LoopOptions:
     """Times in seconds.
 
     bounds: the knobs that may move, with the operator's least and greatest value. cycle_s: between two starts of a
-    cycle. window_s: longest window of a search; verify_s: longest windows before and after a push; settle_s: time after
-    a push that does not count. lease_s: of every push. search_every_s: on steady traffic; a shift, or another setting
-    in force, starts a search at once. search_requests: least ended requests for a search; min_requests: for a verdict
-    "better" (unless a window of verify_s is full); harm_requests: for "worse". trials: of one search. storage: Optuna
+    cycle. window_s: longest window of a search; verify_s: a pair of a trial's blocks; settle_s: time at the start of a
+    block that does not count. lease_s: of every push. search_every_s: on steady traffic; a shift, or another setting
+    in force, starts a search at once. search_requests: least ended requests for a search; min_requests: for a verdict.
+    trials: of one search. storage: Optuna
     URL for its trials (None: memory). zone: the operator's, for days and windows of the week.
     """
 
@@ -40,7 +37,6 @@ class LoopOptions:
     search_every_s: float
     search_requests: int
     min_requests: int
-    harm_requests: int
     trials: int
     seed: int
     storage: str | None
@@ -63,7 +59,6 @@ def options_of(config: Config, storage: str | None) -> LoopOptions:
         search_every_s=cadence.search_every_s,
         search_requests=cadence.search_requests,
         min_requests=cadence.verify_min_requests,
-        harm_requests=min(HARM_REQUESTS, cadence.verify_min_requests),
         trials=config.search.trials,
         seed=config.search.seed,
         storage=storage,

@@ -120,7 +120,12 @@ class ProposalPart(Part):
 
 
 class VerifyPart(Part):
-    """A push compared with its prediction, see ``rooftune.policies.verify``. push_cycle: the cycle that pushed."""
+    """A push compared with its prediction, see ``rooftune.policies.verify``. push_cycle: the cycle that pushed.
+
+    pairs: that are counted; look_pairs: at which the next look is due, null after the last one. arm: the setting whose
+    turn it is, null in a record of an earlier release; block of ``blocks``: 0 on the ramp. turn_left_s: until the other
+    setting's turn, null when none follows.
+    """
 
     push_cycle: Count
     verdict: Literal["better", "worse", "inconclusive"]
@@ -131,6 +136,12 @@ class VerifyPart(Part):
     requests: Count
     prediction_held: bool
     crossed: tuple[Words, ...] = ()
+    pairs: Count = 0
+    look_pairs: Count | None = None
+    arm: Literal["ramp", "old", "new"] | None = None
+    block: Count = 0
+    blocks: Count = 0
+    turn_left_s: Seconds = None
 
 
 class SignalPart(Part):

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from rooftune.policies import wire
 from rooftune.policies.errors import printable
-from rooftune.policies.guard import Action, Decision, Reason, changes
+from rooftune.policies.guard import Action, Decision, Reason, changes, ramp
+from rooftune.policies.proof.switchback import schedule
 from rooftune.policies.request import STEP_TIME_TARGET, Setting
 from rooftune.policies.verify import Verdict
 from rooftune.tuner.control.cycle.book import Book
@@ -20,7 +21,8 @@ from rooftune.tuner.control.cycle.observe import Holder
 from rooftune.tuner.control.cycle.observer import CycleView, actor_of
 from rooftune.tuner.control.cycle.propose import Found
 from rooftune.tuner.control.cycle.push import Sent, push_request, send
-from rooftune.tuner.control.memory import Trial, knobs_of, setting_of
+from rooftune.tuner.control.cycle.verify import history
+from rooftune.tuner.control.memory import Trial, Turn, knobs_of, setting_of
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.outcome import RecordParts
 from rooftune.tuner.control.ports import Store
@@ -38,7 +40,12 @@ def _text(words: str) -> str:
 _BLIND = frozenset({Reason.METRICS_STALE, Reason.BLOCKED_AFTER_REVERT, Reason.HELD_BY_OTHER})
 
 # Rollbacks for these reasons do not show that the trial was worse.
-_NO_VERDICT = frozenset({Reason.INCONCLUSIVE_TOO_LONG, Reason.EXPLORATION_BUDGET, Reason.ABORT_STORM})
+_NO_VERDICT = frozenset(
+    {
+        Reason.HARMFUL, Reason.INCONCLUSIVE, Reason.INCONCLUSIVE_TOO_LONG, Reason.EXPLORATION_BUDGET,
+        Reason.ABORT_STORM,
+    }
+)  # fmt: skip
 
 # A record's "always": JSON has no infinity.
 SINCE_EVER_S = -1e12
@@ -60,6 +67,8 @@ class Actor:
             return decision
         if decision.action is Action.PUSH:
             return self._push(view, found, decision, draft)
+        if decision.action is Action.SWITCH:
+            return self._switch(view, decision, draft)
         if decision.action is Action.REVERT:
             return self._go_back(view, decision, draft)
         return self._hold(view, decision, draft)
@@ -122,9 +131,9 @@ class Actor:
     # --- push ---
 
     def _push(self, view: CycleView, found: Found, decision: Decision, draft: Draft) -> Decision:
-        seen, setting = view.seen, decision.setting
+        seen, setting, options = view.seen, decision.setting, self._options
         assert setting is not None and found.proposal is not None
-        before = seen.setting
+        before, after = seen.setting, found.proposal.setting
         moved = changes(before, setting)
         request = self._request(view, before, setting, f"cycle {draft.number}: {decision.reason.value}")
         trial = Trial(
@@ -133,12 +142,16 @@ class Actor:
             began_s=seen.now_s,
             since_s=max(seen.since_s, SINCE_EVER_S),
             before=knobs_of(before),
-            after=knobs_of(setting),
+            after=knobs_of(after),
             predicted_gain=found.proposal.gain,
             twin_error=found.proposal.error,
             predicted_attainment=found.proposal.predicted_attainment,
-            stride=setting != found.proposal.setting,
             traffic=seen.traffic,
+            ramp=tuple(map(knobs_of, ramp(before, after, options.limits.largest_ratio))),
+            arms=schedule(options.seed + draft.number),
+            block_s=options.verify_s / 2.0,
+            turns=(Turn(at_s=seen.now_s, setting=knobs_of(setting)),),
+            history=history(seen, options),
         )
         self._book.begin(trial, seen.window)
         try:
@@ -157,6 +170,29 @@ class Actor:
             return Decision(Action.HOLD, sent.reason, setting, sent.detail)
         # The push may have arrived: the next reading shows it, and the book holds its trial.
         return Decision(Action.HOLD, sent.reason, setting, f"the push may have arrived: {sent.detail}")
+
+    def _switch(self, view: CycleView, decision: Decision, draft: Draft) -> Decision:
+        """Begins the trial's next turn. Noted first: when the answer is lost, the next reading shows whose turn it is,
+        and a turn that never began is due again."""
+        seen, trial, setting = view.seen, view.standing.trial, decision.setting
+        assert setting is not None and trial is not None
+        turn = trial.following(seen.now_s)
+        assert turn is not None
+        try:
+            self._book.switch(trial.but(turns=(*trial.turns, turn)))
+            self._book.save()
+            request = self._request(view, seen.setting, setting, f"cycle {draft.number}: turn of a trial")
+            sent = self._stopped(seen.state.revision) or send(self._port, request)
+        except StoreError:
+            self._book.switch(trial)
+            raise
+        if sent.reason is None:
+            draft.put(**self._leased(sent))
+            draft.put(in_force=knobs_of(setting))
+            return Decision(Action.HOLD if setting == seen.setting else Action.SWITCH, decision.reason)
+        if not sent.unknown:
+            self._book.switch(trial)
+        return Decision(Action.HOLD, sent.reason, detail=sent.detail)
 
     def _stopped(self, revision: int) -> Sent | None:
         """A pause or revert requested since this cycle looked: the operator has seen "nothing is pushed"."""
@@ -177,7 +213,11 @@ class Actor:
         if target.budget_policy == STEP_TIME_TARGET and self._learner.model is None:
             target = seen.boot  # that policy needs a step model
         why = f"cycle {draft.number}: {decision.reason.value}"
-        verdict = Verdict.INCONCLUSIVE if decision.reason in _NO_VERDICT else Verdict.WORSE
+        verdict: Verdict | None = Verdict.INCONCLUSIVE if decision.reason in _NO_VERDICT else Verdict.WORSE
+        if trial is not None and decision.reason is not Reason.VERDICT_WORSE and not trial.is_new:
+            verdict = Verdict.INCONCLUSIVE  # harm under the setting before says nothing about the new one
+        if decision.reason is Reason.MAINTENANCE_WINDOW:
+            verdict = None
         condemned = view.standing.kept if decision.reason is Reason.OPERATOR_THRESHOLD else None
         self._book.take_back(trial, condemned, view.checked, verdict)
         if target == seen.boot:

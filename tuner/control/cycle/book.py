@@ -1,5 +1,6 @@
 """The loop's memory while it runs; the store gets it before a push leaves and at the end of a cycle."""
 
+import math
 from typing import Unpack
 
 from rooftune.policies.verify import Verdict
@@ -10,7 +11,6 @@ from rooftune.tuner.control.memory import (
     Memory,
     MemoryChanges,
     Moved,
-    Strides,
     Trial,
     Tried,
     Trust,
@@ -36,7 +36,7 @@ class Book:
         self._saved: Memory | None = None
         self._before: tuple[int, Window] | None = None
         self._moved_before: Moved | None = None
-        self._going_back: tuple[Trial, Checked | None, Verdict] | None = None
+        self._going_back: tuple[Trial, Checked | None, Verdict | None] | None = None
 
     @property
     def memory(self) -> Memory:
@@ -85,22 +85,21 @@ class Book:
             self._before = (trial.push_cycle, now)
         return self._before[1]
 
-    def strides(self, trial: Trial, checked: Checked) -> Strides:
-        """The strides up to this trial, with its own gain once that is measured."""
-        kept = self.memory.kept
-        strides = Strides(start=trial.before)
-        if kept is not None and kept.boot_id == trial.boot_id and kept.setting == trial.before:
-            strides = kept.strides or Strides(start=kept.setting, start_cycle=kept.push_cycle)
-        found = checked.matched
-        return strides if found is None else strides.onward(found.gain, found.half_width)
+    def switch(self, trial: Trial) -> None:
+        """Call before sending a switch, with its turn; after a refusal with the trial of before."""
+        self.change(trial=trial)
 
     def keep(self, trial: Trial, checked: Checked, day: str, wall_s: float) -> None:
         """Ends a good trial; its setting stays."""
         self._end(trial, checked, checked.verdict, day, wall_s)
+        self.change(kept=Kept(boot_id=trial.boot_id, setting=trial.after, push_cycle=trial.push_cycle))
+        self.moved(trial.boot_id, trial.in_force_from_s)
 
-    def take_back(self, trial: Trial | None, kept: Kept | None, checked: Checked | None, verdict: Verdict) -> None:
-        """Call before sending the request. kept: a kept setting that crossed an operator's threshold and so counts as
-        worse from now on."""
+    def take_back(
+        self, trial: Trial | None, kept: Kept | None, checked: Checked | None, verdict: Verdict | None
+    ) -> None:
+        """Call before sending the request. verdict: None when the trial taught nothing. kept: a kept setting that
+        crossed an operator's threshold and so counts as worse from now on."""
         self._going_back = None if trial is None else (trial, checked, verdict)
         if trial is None and kept is not None:
             worse = {"verdict": Verdict.WORSE.value}
@@ -135,34 +134,25 @@ class Book:
         self._before = self._going_back = None
         self.change(trial=None, running_slo_s=0.0)
 
-    def _end(self, trial: Trial, checked: Checked | None, verdict: Verdict, day: str, wall_s: float) -> None:
-        """Books the lessons about setting and twin, and whether the setting stays."""
+    def _end(self, trial: Trial, checked: Checked | None, verdict: Verdict | None, day: str, wall_s: float) -> None:
+        """Books the lessons about setting and twin; without a verdict there are none."""
         trust = self.memory.trust
-        judged = checked is not None and checked.matched is not None and checked.matched.matched
-        if not trial.stride and judged and checked is not None:
-            trust = trust.after(checked.part.prediction_held)
-        elif verdict is Verdict.WORSE:
+        if verdict is Verdict.WORSE or checked is None or checked.harmful:
             trust = trust.after(False)
+        elif verdict is not None and math.isfinite(checked.found.half_width):
+            trust = trust.after(checked.part.prediction_held)
         self._book_cost(day)
-        tried = _tried(trial, checked, verdict, wall_s)
+        tried = () if verdict is None else _tried(trial, checked, verdict, wall_s)
         self.change(trust=trust, tried=(*self.memory.tried, *tried)[-MOST_TRIED:])
-        if checked is not None and (verdict is Verdict.BETTER or (trial.stride and checked.passed)):
-            strides = self.strides(trial, checked)
-            kept = Kept(boot_id=trial.boot_id, setting=trial.after, push_cycle=trial.push_cycle)
-            self.change(kept=kept.model_copy(update={"strides": None if strides.won else strides}))
-        elif checked is not None and checked.lost_strides is not None:
-            start, cycle = checked.lost_strides.start, checked.lost_strides.start_cycle
-            kept_before = None if cycle is None else Kept(boot_id=trial.boot_id, setting=start, push_cycle=cycle)
-            self.change(kept=kept_before)
 
 
 def _tried(trial: Trial, checked: Checked | None, verdict: Verdict, wall_s: float) -> list[Tried]:
     """The trial for later searches; empty when its traffic is unknown."""
-    if trial.traffic is None or (trial.stride and verdict is not Verdict.WORSE):
+    if trial.traffic is None:
         return []
-    found = checked.matched if checked is not None else None
     part = checked.part if checked is not None else None
-    share = found.after if found is not None and 0.0 <= found.after <= 1.0 else None
+    good, judged = (sum(row[at] for row in trial.blocks if row[0]) for at in (1, 2))
+    share = good / judged if judged > 0.0 else None
     return [
         Tried(
             before=trial.before,
@@ -174,7 +164,7 @@ def _tried(trial: Trial, checked: Checked | None, verdict: Verdict, wall_s: floa
             half_width=part.half_width if part is not None else None,
             attainment=share,
             goodput_rps=None if share is None else share * trial.traffic.rate_rps,
-            requests=part.requests if part is not None else 0,
+            requests=int(judged),
             predicted_attainment=trial.predicted_attainment,
             wall_s=wall_s,
         )

@@ -20,15 +20,15 @@ ERRORS_LEAST, ERRORS_SHARE = 3, 0.02
 STALL_S, STALL_ENDS = 30.0, 10.0
 
 
-def is_stalled(before: Window, after: Window, from_s: float, began_s: float) -> bool:
-    """Whether no request has made progress since ``began_s``; before: earlier rows, known from ``from_s`` on.
+def is_stalled(before: Window, after: Window, from_s: float, began_s: float, since_s: float) -> bool:
+    """Whether no request has made progress since ``since_s``; before: rows of ``from_s`` to ``began_s``.
 
     Measured in step time, so that hours without traffic do not count. Without waiting requests it is no stall: those
     that run may all be in the middle of long answers.
     """
     then = before.steps.select((before.steps.start_s >= from_s) & (before.steps.end_s <= began_s))
     ends_s = _finishes(before)
-    latest_s = float(_finishes(after).max(initial=began_s))
+    latest_s = float(_finishes(after).max(initial=since_s))
     now = after.steps.select(after.steps.start_s >= latest_s)
     then_s, now_s = float(then.duration_s.sum()), float(now.duration_s.sum())
     if now_s < STALL_S or then_s <= 0.0 or not (now.waiting > 0).all():

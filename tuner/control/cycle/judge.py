@@ -4,7 +4,8 @@ import math
 from dataclasses import replace
 
 from rooftune.policies.guard import Decision, Reason, Situation, changes, decide
-from rooftune.policies.verify import Verdict, crossed
+from rooftune.policies.proof.switchback import PAIRS
+from rooftune.policies.verify import crossed
 from rooftune.tuner.control.cycle.book import Book
 from rooftune.tuner.control.cycle.degradation import measured_cost_slo_s, predicted_cost_slo_s
 from rooftune.tuner.control.cycle.draft import Draft
@@ -13,7 +14,7 @@ from rooftune.tuner.control.cycle.observe import Holder
 from rooftune.tuner.control.cycle.observer import CycleView
 from rooftune.tuner.control.cycle.propose import Found
 from rooftune.tuner.control.cycle.verify import PACE_RATIO, Checked, check
-from rooftune.tuner.control.memory import Trial
+from rooftune.tuner.control.memory import setting_of
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.signals.codes import Signal
 
@@ -31,30 +32,27 @@ class Judge:
         if trial is not None:
             before = book.rows_before(trial, seen.window)
             checked = check(trial, before, seen, self._options, self._learner.model)
-            checked = checked.on(book.strides(trial, checked))
-            book.change(running_slo_s=self._cost_slo_s(trial, checked))
+            trial = checked.trial
+            book.change(trial=trial, running_slo_s=self._cost_slo_s(checked, seen.now_s))
             draft.put(verify=checked.part)
             if max(checked.pace_ratio, 1.0 / checked.pace_ratio) > PACE_RATIO:
                 draft.note(
                     f"at the same work the engine takes {checked.pace_ratio:.2f} times as long as before the push"
                 )
-            view = replace(view, checked=checked)
-            if checked.lost_strides is not None:  # all strides go back, not only this one
-                draft.note("these strides together lost more than noise explains: back to their start")
-                trial = trial.model_copy(update={"before": checked.lost_strides.start})
-                view = replace(view, standing=replace(view.standing, trial=trial))
+            view = replace(view, checked=checked, standing=replace(view.standing, trial=trial))
             if checked.keeps:
                 book.keep(trial, checked, view.day, view.wall_s)
                 view = replace(view, standing=replace(view.standing, trial=None, kept=book.memory.kept))
         draft.put(spent_slo_s=book.memory.spent_slo_s(view.day), trust=book.memory.trust.ratio)
         return view
 
-    def _cost_slo_s(self, trial: Trial, checked: Checked) -> float:
-        """Cost of the trial so far in SLO-seconds: measured, or what was at risk while nothing can be compared."""
-        if checked.matched is not None and checked.matched.matched:
-            return measured_cost_slo_s(checked.matched.gain, checked.elapsed_s)
-        at_risk_slo_s = predicted_cost_slo_s(math.nan, trial.twin_error, checked.elapsed_s)
-        return max(self._book.memory.running_slo_s, at_risk_slo_s)
+    def _cost_slo_s(self, checked: Checked, now_s: float) -> float:
+        """Cost of the trial so far in SLO-seconds, only of the time under the new setting: measured, or what was at
+        risk while nothing can be compared."""
+        new_s = checked.trial.new_s(now_s)
+        if math.isfinite(checked.found.gain):
+            return measured_cost_slo_s(checked.found.gain, new_s)
+        return predicted_cost_slo_s(math.nan, checked.trial.twin_error, new_s)
 
     def decide(self, view: CycleView, found: Found, draft: Draft) -> Decision:
         """The guard's decision on this cycle."""
@@ -68,7 +66,8 @@ class Judge:
         seen, standing, options, proposal = view.seen, view.standing, self._options, found.proposal
         gain = proposal.gain if proposal is not None else math.nan
         error = proposal.error if proposal is not None else math.nan
-        ours, share, trial_s = standing.ours_in_force, view.figures.attainment, self._trial_s(view)
+        ours, share, trial, checked = standing.ours_in_force, view.figures.attainment, standing.trial, view.checked
+        turn = trial.following(seen.now_s) if trial is not None else None
         bound = any(part.code == Signal.KV_BOUND.value for part in seen.signals)
         return Situation(
             live=options.live,
@@ -84,9 +83,9 @@ class Judge:
             minute_of_week=view.minute_of_week,
             push_in_force=ours,
             verified=standing.trial is None,
-            verdict=self._outcome(view),
+            verdict=checked.verdict if checked is not None and trial is not None else None,
             # A threshold crossed under the engine's own setting is a reason to tune, not to stop.
-            thresholds_crossed=crossed(options.thresholds, seen.observed) if ours else (),
+            thresholds_crossed=crossed(options.thresholds, seen.observed) if ours and seen.setting != seen.boot else (),
             engine_restarted=seen.reading.restarted,
             errors_rising=seen.errors_rising,
             blocked=view.blocked,
@@ -95,21 +94,18 @@ class Judge:
             kv_used=1.0 if bound else seen.kv_used,
             preempting=bound or seen.preempting,
             exploration_spent_slo_s=self._book.memory.spent_slo_s(view.day),
-            exploration_cost_slo_s=predicted_cost_slo_s(math.nan if share is None else share, error, trial_s),
+            exploration_cost_slo_s=predicted_cost_slo_s(math.nan if share is None else share, error, self._trial_s()),
             unjudgeable=view.freeze,
             why_no_proposal=found.why,
             held_by_other=standing.holder is Holder.OTHER,
             foreign=standing.foreign,
-            hung_up=view.checked is not None and view.checked.hung_up,
-            none_finish=view.checked is not None and view.checked.stalled,
+            hung_up=checked is not None and checked.hung_up,
+            none_finish=checked is not None and checked.stalled,
+            harmful=checked is not None and checked.harmful,
+            undecided=checked is not None and checked.undecided,
+            switch=setting_of(turn.setting) if turn is not None else None,
         )
 
-    def _outcome(self, view: CycleView) -> Verdict | None:
-        return view.checked.verdict if view.checked is not None and view.standing.trial is not None else None
-
-    def _trial_s(self, view: CycleView) -> float:
-        """Seconds from a push to its verdict at the current rate."""
-        options, traffic = self._options, view.seen.traffic
-        rate_rps = traffic.rate_rps if traffic is not None else 0.0
-        full_s = options.min_requests / rate_rps if rate_rps > 0.0 else options.verify_s
-        return options.settle_s + min(full_s, options.verify_s) + REVERT_CYCLES * options.cycle_s
+    def _trial_s(self) -> float:
+        """Seconds under a new setting up to the first look, and until a bad one is back."""
+        return (PAIRS[0] + 1) * self._options.verify_s / 2.0 + REVERT_CYCLES * self._options.cycle_s

@@ -15,7 +15,6 @@ from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo
 from rooftune.policies.verify import Observed
 from rooftune.tuner.control.cycle.degradation import observed, rising
-from rooftune.tuner.control.cycle.matched import overdue
 from rooftune.tuner.control.memory import Kept, Memory, Traffic, Trial, setting_of, traffic_of
 from rooftune.tuner.control.outcome import SignalPart
 from rooftune.tuner.control.signals.budget import observed_ceiling_tokens
@@ -117,8 +116,14 @@ class Seen:
 
     @cached_property
     def observed(self) -> Observed:
-        """Quantities for operator thresholds, under this setting and at most ``verify_s`` back."""
-        return observed(self.window, max(self.since_s, self.now_s - self.verify_s), self.now_s)
+        """Quantities for operator thresholds, under this setting and at most ``verify_s`` back.
+
+        What queued behind requests from before the setting says little about it.
+        """
+        since_s = self.since_s
+        if math.isfinite(since_s):
+            since_s = carried_until(self.window, since_s, since_s + self.verify_s / 2.0)
+        return observed(self.window, max(since_s, self.now_s - self.verify_s), self.now_s)
 
     @cached_property
     def errors_rising(self) -> bool:
@@ -135,6 +140,13 @@ class Seen:
     @property
     def preempting(self) -> bool:
         return bool(self.reading.steps.preemptions.sum() > 0)
+
+
+def overdue(waiting: float, rate_rps: float, ttft_bound_s: float) -> float:
+    """Waiting requests beyond those that arrive within the bound: they waited longer. 0 without a finite bound."""
+    if not (math.isfinite(ttft_bound_s) and math.isfinite(rate_rps)):
+        return 0.0
+    return max(0.0, waiting - rate_rps * ttft_bound_s)
 
 
 def wait_bound_s(slo: Slo, verify_s: float) -> float:
@@ -206,6 +218,13 @@ def waiting_at(window: Window, at_s: float) -> int:
     return int(window.steps.waiting[index])
 
 
+def carried_until(window: Window, start_s: float, end_s: float) -> float:
+    """When the last request that waited at ``start_s`` was scheduled, as far as it has ended; at most half the way."""
+    rows = window.requests
+    carried = rows.scheduled_s[(rows.arrival_s < start_s) & (rows.scheduled_s > start_s)]
+    return min(float(carried.max(initial=start_s)), (start_s + end_s) / 2.0)
+
+
 class Holder(StrEnum):
     NONE = "none"
     OURS = "ours"
@@ -214,7 +233,8 @@ class Holder(StrEnum):
 
 @dataclass(frozen=True)
 class Standing:
-    """Who holds the lease, and for what. trial: in force, its verdict due; kept: our good setting in force.
+    """Who holds the lease, and for what. trial: in force, its verdict due, with the turn that the engine confirms;
+    kept: our good setting in force.
 
     foreign: our lease holds a setting that the memory does not know. dropped: a trial that ended without a verdict.
     """
@@ -237,8 +257,12 @@ def standing_of(state: wire.State, actor: str, memory: Memory) -> Standing:
     if state.lease is None or state.lease.actor != actor:
         holder = Holder.NONE if state.lease is None else Holder.OTHER
         return Standing(holder, None, None, False, trial)
-    if trial is not None and trial.boot_id == state.boot_id and setting == setting_of(trial.after):
-        return Standing(Holder.OURS, trial, None, False, None)
+    if trial is not None and trial.boot_id == state.boot_id:
+        if setting == setting_of(trial.turn.setting):
+            return Standing(Holder.OURS, trial, None, False, None)
+        if len(trial.turns) > 1 and setting == setting_of(trial.turns[-2].setting):
+            # The switch never arrived: its turn is due again.
+            return Standing(Holder.OURS, trial.but(turns=trial.turns[:-1]), None, False, None)
     kept = memory.kept
     if kept is not None and kept.boot_id == state.boot_id and setting == setting_of(kept.setting):
         return Standing(Holder.OURS, None, kept, False, trial)

@@ -74,6 +74,7 @@ class Observer:
         self._window = Window(max(options.window_s, MOST_BEFORE * options.verify_s))
         self._before: Seen | None = None
         self._since_s = -math.inf
+        self._changed_s: tuple[float, ...] = ()  # when each setting came into force, as far as steps are known
         self._looked_s: float | None = None
         self._learnt_from = ""
         self._alarm: tuple[str, float] = ("", -math.inf)
@@ -99,7 +100,10 @@ class Observer:
         day = schedule.day(wall_s, self._options.zone)
         standing = self._standing(reading, day, wall_s, draft)
         self._book.serve_model(state.model)
-        self._since_s = self._since(reading, standing)
+        since_s = self._since(reading, standing)
+        if since_s != self._since_s:
+            known = (at_s for at_s in self._changed_s if self._window.steps_from_s < at_s < since_s)
+            self._since_s, self._changed_s = since_s, (*known, since_s)
         self._learn(reading)
         seen = self._seen(reading)
         self._before = seen
@@ -152,19 +156,21 @@ class Observer:
             verdict = self._book.gone(standing.dropped, reading, day, wall_s)
             words = "no verdict" if verdict is None else f"it was {verdict.value}"
             draft.note(f"the push of cycle {standing.dropped.push_cycle} is no longer in force; {words}")
+        if standing.trial is not None:
+            self._book.change(trial=standing.trial)  # without a switch that never arrived
         if standing.kept is None and standing.trial is None and self._book.memory.kept is not None:
             self._book.change(kept=None)
         return standing
 
     def _since(self, reading: Reading, standing: Standing) -> float:
         """When the current setting came into force, on the engine's clock."""
+        if standing.trial is not None:
+            return standing.trial.in_force_from_s
         state, before = reading.state, self._before
         setting = setting_in_force(state)
         same = before is not None and before.state.boot_id == state.boot_id and before.setting == setting
         if before is not None and same and not self._left(before.state, state, standing):
             return self._since_s
-        if standing.trial is not None:
-            return standing.trial.began_s
         moved = self._book.memory.moved
         if before is None and standing.holder is Holder.OURS and moved is not None and moved.boot_id == state.boot_id:
             return moved.at_s
@@ -194,7 +200,7 @@ class Observer:
     def _seen(self, reading: Reading) -> Seen:
         options, window = self._options, self._window
         from_s = reading.now_s - options.window_s
-        steps = _by_setting(window.steps.select(window.steps.start_s >= from_s), self._since_s)
+        steps = _by_setting(window.steps.select(window.steps.start_s >= from_s), self._changed_s)
         requests = window.requests.select(window.requests.finish_s >= from_s)
         model, drift = self._learner.model, self._learner.drift
         return Seen(
@@ -228,9 +234,9 @@ class Observer:
         self._looked_s = now_s
 
 
-def _by_setting(steps: StepRows, since_s: float) -> StepRows:
-    """The steps with revision 1 under the setting in force and 0 before: renewals of a lease change the engine's."""
-    return replace(steps, revision=(steps.start_s >= since_s).astype(np.int64))
+def _by_setting(steps: StepRows, changed_s: tuple[float, ...]) -> StepRows:
+    """The steps with one revision for each setting in a row: renewals of a lease change the engine's."""
+    return replace(steps, revision=np.searchsorted(np.array(changed_s), steps.start_s, side="right"))
 
 
 def actor_of(store: Store) -> str:
