@@ -1,32 +1,36 @@
-"""The test behind a trial: two settings take turns in pairs of blocks, each pair in random order; pure.
+"""The switchback of a trial: old and new setting take turns in pairs of blocks, each pair in random order; pure.
 
-The differences within pairs are compared with their own scatter. The error of FALSE_SHARE is shared out evenly over the
-looks at PAIRS pairs, so that a trial without any difference ends in a verdict in at most that share.
+What is judged is the difference of good shares within pairs, so that drift of machine and traffic hits both settings
+alike. A trial looks a few times, after PAIRS, and each look has its own part of the false verdicts that a trial may
+give, SPENT; the parts add up, however the looks depend on each other.
 """
 
 import math
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
+from rooftune.policies.outcomes import FloatArray
 from rooftune.policies.verify import Verdict
 
-PAIRS: tuple[int, ...] = (4, 7, 14)
-FALSE_SHARE = 0.05
-# Student's t beyond which FALSE_SHARE / 3 lies, by the pairs of a look.
-_T = {4: 4.857, 7: 3.287, 14: 2.746}
-# Caution: at least this loss, beyond so many deviations of independent requests.
-HARM_GAIN, HARM_Z = -0.1, 3.0
+PAIRS: tuple[int, ...] = (2, 3, 4, 6, 9, 14, 20, 29)
+SPENT = (0.001, 0.002, 0.003, 0.005, 0.007, 0.008, 0.008, 0.008)  # 4.2 %; the rest of 5 % is kept for what drifts
+LEAST_DEGREES = 4.0  # of freedom; a scatter known less well decides nothing
+# Neighbouring differences share a block, so that n of them tell as much as 2/3 n independent ones.
+SHARED = 2.0 / 3.0
+# Harm: a loss of at least this share, so many standard errors wide.
+HARM_LOSS, HARM_WIDTHS = 0.10, 2.5
+HARM_BLOCKS = 4
 
 
 @dataclass(frozen=True)
 class Block:
-    """One block of a trial, or of the time before it.
+    """One block of a trial, or of the time before it (there ``new`` is False).
 
-    new: under the new setting. good, judged: good requests among those judged, >= 0. expected: what the twin says of
-    the block's own arrivals, mean of both settings, 0..1; NaN: unknown.
+    judged: requests that arrived in it and are decided (its first seconds, carry-over, left out); good: of these.
+    expected: the twin's share of good ones for the block's own arrivals, mean of both settings; NaN: unknown.
     """
 
     new: bool
@@ -37,7 +41,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Outcome:
-    """gain: share of good requests, new minus old, and half of its interval; NaN while unknown. looked: at a look."""
+    """A trial at its latest look. gain: new minus old share (-1..1), NaN before the first look.
+
+    half_width: half of the interval around it; inf while the scatter is unknown. pairs: whole pairs behind it.
+    """
 
     gain: float
     half_width: float
@@ -47,39 +54,128 @@ class Outcome:
 
 
 def schedule(seed: int) -> tuple[bool, ...]:
-    """Whether each block of a trial is under the new setting: both once in each pair, in random order."""
-    chance = random.Random(seed)
-    firsts = [chance.random() < 0.5 for _ in range(PAIRS[-1])]
-    return tuple(arm for first in firsts for arm in (first, not first))
+    """Whether each block of a trial runs under the new setting: 2 * PAIRS[-1] of them, each pair in random order."""
+    arms: list[bool] = []
+    for pair in range(PAIRS[-1]):
+        new_first = bool(_mixed(seed * PAIRS[-1] + pair) & 1)
+        arms += [new_first, not new_first]
+    return tuple(arms)
+
+
+def _mixed(number: int) -> int:
+    """64 bits that look random (splitmix64)."""
+    bits = (number + 1) * 0x9E3779B97F4A7C15 % 2**64
+    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    bits = (bits ^ bits >> 27) * 0x94D049BB133111EB % 2**64
+    return bits ^ bits >> 31
 
 
 def judge_pairs(blocks: Sequence[Block], history: Sequence[Block]) -> Outcome:
-    """The verdict on whole pairs in their order. Between two looks it is open, and the interval is the next look's."""
-    pairs = len(blocks) // 2
-    gains = []
-    for first, second in zip(blocks[: 2 * pairs : 2], blocks[1::2], strict=True):
-        new, old = (first, second) if first.new else (second, first)
-        gains.append(new.good / new.judged - old.good / old.judged)
-    if pairs < 2:
-        return Outcome(gains[0] if gains else math.nan, math.nan, pairs, Verdict.INCONCLUSIVE, False)
-    gain = float(np.mean(gains))
-    look = next((count for count in PAIRS if count >= pairs), PAIRS[-1])
-    half = _T[look] * float(np.std(gains, ddof=1)) / math.sqrt(pairs)
-    looked = pairs in PAIRS
+    """The trial so far: its blocks in order of time, two a pair, and whole blocks of the same length before it.
+
+    Judged is the latest look that is due; a last, half pair waits. A pair with an empty block counts for none.
+    """
+    looks = [look for look in PAIRS if look <= len(blocks) // 2]
+    if not looks:
+        return Outcome(math.nan, math.inf, 0, Verdict.INCONCLUSIVE, False)
+    seen = blocks[: 2 * looks[-1]]
+    slope = _slope(seen, history)
+    old = _shares([block for block in seen if not block.new], slope)
+    new = _shares([block for block in seen if block.new], slope)
+    paired = (new - old)[np.isfinite(new - old)]
+    if len(paired) < 2:
+        return Outcome(math.nan, math.inf, looks[-1], Verdict.INCONCLUSIVE, True)
+    gain = float(paired.mean())
+    variance, degrees = _scatter(seen, history, slope)
+    half = math.inf
+    if degrees >= LEAST_DEGREES:
+        half = student(SPENT[len(looks) - 1], degrees) * math.sqrt(variance / len(paired))
     verdict = Verdict.INCONCLUSIVE
-    if looked and abs(gain) > half:
+    if abs(gain) > half:
         verdict = Verdict.BETTER if gain > 0.0 else Verdict.WORSE
-    return Outcome(gain, half, pairs, verdict, looked)
+    return Outcome(gain, half, looks[-1], verdict, True)
 
 
-def harmful(blocks: Sequence[Block]) -> bool:
-    """Whether the new setting loses so much that the trial ends for caution; no verdict, and asked after any block."""
-    (good, judged), (was_good, was_judged) = (
-        (sum(b.good for b in blocks if b.new is new), sum(b.judged for b in blocks if b.new is new))
-        for new in (True, False)
-    )
-    if judged <= 0.0 or was_judged <= 0.0:
+def _scatter(seen: Sequence[Block], history: Sequence[Block], slope: float) -> tuple[float, float]:
+    """Variance of the difference of two neighbouring blocks, and its degrees of freedom.
+
+    Three witnesses in the trial that no gain touches: the pairs around their mean, and the steps from block to block
+    under the old and under the new setting. The time before is a fourth, at the trial's own shares and counts: near
+    one half a share scatters more. A trial more restless than the time before it is judged by its own scatter.
+    """
+    old, new = (_shares([block for block in seen if block.new is arm], slope) for arm in (False, True))
+    paired = new - old
+    inner = paired[np.isfinite(paired)]
+    steps = [_steps(old), _steps(new)]
+    degrees = len(inner) - 1.0 + SHARED * sum(map(len, steps))
+    own = float(((inner - inner.mean()) ** 2).sum()) + SHARED * sum(float(one @ one) for one in steps)
+    before = _steps(_shares(history, slope))
+    past_degrees = SHARED * len(before) - (slope != 0.0)
+    if past_degrees <= 0.0:
+        return own / degrees, degrees
+    past = float(before @ before) / len(before)
+    was, now = _by_count(history), _by_count(seen)
+    past = max(past, past * now / was if was > 0.0 else now)
+    both = degrees + past_degrees
+    return max((own + past_degrees * past) / both, own / degrees), both
+
+
+def _by_count(blocks: Sequence[Block]) -> float:
+    """Variance of a difference of two blocks, were requests good or bad independently of each other."""
+    counted = [block for block in blocks if block.judged > 0.0]
+    share = sum(block.good for block in counted) / sum(block.judged for block in counted)
+    return 2.0 * share * (1.0 - share) * sum(1.0 / block.judged for block in counted) / len(counted)
+
+
+def _steps(shares: FloatArray) -> FloatArray:
+    """Known differences from block to block."""
+    steps = np.diff(shares)
+    return steps[np.isfinite(steps)]
+
+
+def _slope(blocks: Sequence[Block], history: Sequence[Block]) -> float:
+    """How far the share follows the twin's, by the time before the trial; 0: not at all, or not known.
+
+    Fixed before the first pair, it may be wrong without any harm to the test.
+    """
+    steps = np.diff(np.array([_pair_of(block) for block in history]).reshape(-1, 2), axis=0)
+    steps = steps[np.isfinite(steps).all(axis=1)]
+    known = all(math.isfinite(block.expected) for block in blocks if block.judged > 0.0)
+    spread = float(steps[:, 1] @ steps[:, 1])
+    if not known or len(steps) < LEAST_DEGREES or spread <= 0.0:
+        return 0.0
+    return min(max(float(steps[:, 0] @ steps[:, 1]) / spread, 0.0), 1.0)
+
+
+def _pair_of(block: Block) -> tuple[float, float]:
+    return (block.good / block.judged if block.judged > 0.0 else math.nan), block.expected
+
+
+def _shares(blocks: Sequence[Block], slope: float) -> FloatArray:
+    """Good share of each block, less what the twin explains; NaN where no request is judged."""
+    found = np.array([_pair_of(block) for block in blocks]).reshape(-1, 2)
+    return found[:, 0] - slope * found[:, 1] if slope else found[:, 0]
+
+
+def student(tails: float, degrees: float) -> float:
+    """What |t| exceeds with probability ``tails`` (0..1); up to 4 % too wide from 4 degrees of freedom on (Wallace)."""
+    normal = NormalDist().inv_cdf(1.0 - tails / 2.0) * (8.0 * degrees + 3.0) / (8.0 * degrees + 1.0)
+    return math.sqrt(degrees * math.expm1(normal * normal / degrees))
+
+
+def harmful(blocks: Sequence[Block], history: Sequence[Block] = ()) -> bool:
+    """Whether to give the trial up for caution: the new setting loses much, and more than blocks scatter.
+
+    Blocks in order of time, those of a ramp included. No verdict: it errs more often than one may.
+    """
+    before = [*history, *(block for block in blocks if not block.new)]
+    old = _shares(before, 0.0)
+    new = _shares([block for block in blocks if block.new], 0.0)
+    old, new = old[np.isfinite(old)], new[np.isfinite(new)]
+    if len(new) == 0 or len(old) < 2:
         return False
-    both = (good + was_good + 1.0) / (judged + was_judged + 2.0)
-    gain = good / judged - was_good / was_judged
-    return gain < min(HARM_GAIN, -HARM_Z * math.sqrt(both * (1.0 - both) * (1.0 / judged + 1.0 / was_judged)))
+    steps = np.diff(old)
+    variance = 0.5 * float(steps @ steps) / len(steps)
+    recent = old[-max(HARM_BLOCKS, len(new)) :]
+    loss = float(recent.mean() - new.mean())
+    return loss > max(HARM_LOSS, HARM_WIDTHS * math.sqrt(variance * (1.0 / len(new) + 1.0 / len(recent))))

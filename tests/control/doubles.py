@@ -148,7 +148,7 @@ class MemoryStore:
 
 
 SLO = Slo((Target("ttft", 3.0, 0.99), Target("longest_gap", 0.3, 0.99)))
-BOLD = GuardLimits(largest_ratio=64.0, dwell_s=0.0, min_shadow_s=0.0, max_inconclusive_s=1200.0)
+BOLD = GuardLimits(largest_ratio=64.0, dwell_s=0.0, min_shadow_s=0.0, max_inconclusive_s=3600.0)
 
 
 def options(**changes: Any) -> LoopOptions:
@@ -188,7 +188,7 @@ class Rig:
     controller: Controller
     records: list[CycleRecord] = field(default_factory=list)
 
-    def run_trial(self, most: int = 120) -> list[CycleRecord]:
+    def run_trial(self, most: int = 240) -> list[CycleRecord]:
         """Runs until the trial in force has ended, or ``most`` cycles."""
         return self.run(most, until=lambda record: record.verify is not None and self.trial is None)
 

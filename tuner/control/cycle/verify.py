@@ -9,6 +9,7 @@ drains all the time, hits the second block of a pair whichever setting has it, a
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rooftune.policies.proof.switchback import PAIRS, Block, Outcome, harmful, judge_pairs
@@ -105,7 +106,7 @@ def _known_from(window: Window, since_s: float) -> float:
 
 
 def counted(trial: Trial, seen: Seen, options: LoopOptions) -> Trial:
-    """The trial with the blocks that count by now, as long as both of their pair saw requests."""
+    """The trial with the blocks that count by now."""
     rows, done = list(trial.blocks), len(trial.blocks)
     skip = len(trial.ramp)
     wait_s = wait_bound_s(seen.slo, options.verify_s)
@@ -119,22 +120,23 @@ def counted(trial: Trial, seen: Seen, options: LoopOptions) -> Trial:
     return trial if len(rows) == done else trial.but(blocks=tuple(rows))
 
 
-def _pairs(trial: Trial) -> list[Block]:
-    """The blocks of whole pairs in which both saw requests."""
-    whole = zip(trial.blocks[::2], trial.blocks[1::2], strict=False)
-    return [Block(*row) for pair in whole if min(pair[0][2], pair[1][2]) > 0.0 for row in pair]
-
-
 def _hurts(trial: Trial, seen: Seen, options: LoopOptions) -> bool:
     """Whether the trial ends for caution: by every block that is over, also one that does not count yet."""
     wait_s = wait_bound_s(seen.slo, options.verify_s)
-    rows = [*trial.history, *trial.blocks]
+    rows: list[Row] = []
     over = [(k, turn) for k, turn in enumerate(trial.turns) if trial.end_s(k) <= seen.now_s + 1e-9]
     for number, turn in over:
-        if turn.pair is None or number - len(trial.ramp) >= len(trial.blocks):
+        block = number - len(trial.ramp)
+        if 0 <= block < len(trial.blocks):
+            rows.append(trial.blocks[block])
+        else:
             found = tally(seen.window, seen.slo, wait_s, turn.at_s, trial.end_s(number), options.settle_s)
             rows.append((turn.setting != trial.before, *found))
-    return harmful([Block(*row) for row in rows if row[2] > 0.0])
+    return harmful(_blocks(rows), _blocks(trial.history))
+
+
+def _blocks(rows: Iterable[Row]) -> list[Block]:
+    return [Block(*row) for row in rows]
 
 
 def _more_hang_up(trial: Trial, before: Window, seen: Seen) -> bool:
@@ -175,15 +177,14 @@ def pace_ratio(trial: Trial, before: Window, seen: Seen, model: StepModel | None
 def check(trial: Trial, before: Window, seen: Seen, options: LoopOptions, model: StepModel | None) -> Checked:
     """The verdict on a trial so far. before: the rows at the push, or those that are left."""
     trial = counted(trial, seen, options)
-    pairs = _pairs(trial)
-    found = judge_pairs(pairs, [Block(*row) for row in trial.history])
+    found = judge_pairs(_blocks(trial.blocks), _blocks(trial.history))
     comparison = Comparison(
         predicted_gain=trial.predicted_gain,
         twin_error=trial.twin_error,
         observed_gain=found.gain,
         half_width=found.half_width,
         verdict=Verdict.BETTER if trial.won else found.verdict,
-        requests=int(sum(block.judged for block in pairs)),
+        requests=int(sum(row[2] for row in trial.blocks)),
         crossed=crossed(options.thresholds, seen.observed) if trial.is_new else (),
     )
     judgement = judge(comparison, options.min_requests)
@@ -201,11 +202,11 @@ def check(trial: Trial, before: Window, seen: Seen, options: LoopOptions, model:
         undecided=judgement.verdict is Verdict.INCONCLUSIVE and len(trial.blocks) >= len(trial.arms),
         hung_up=_more_hang_up(trial, before, seen),
         stalled=trial.is_new and is_stalled(before, seen.window, known_s, trial.began_s, trial.in_force_from_s),
-        part=_part(trial, comparison, judgement, found, seen.now_s),
+        part=_part(trial, comparison, judgement, seen.now_s),
     )
 
 
-def _part(trial: Trial, comparison: Comparison, judgement: Judgement, found: Outcome, now_s: float) -> VerifyPart:
+def _part(trial: Trial, comparison: Comparison, judgement: Judgement, now_s: float) -> VerifyPart:
     def known(value: float) -> float | None:
         return value if math.isfinite(value) else None
 
@@ -221,8 +222,8 @@ def _part(trial: Trial, comparison: Comparison, judgement: Judgement, found: Out
         requests=comparison.requests,
         prediction_held=judgement.prediction_held,
         crossed=comparison.crossed,
-        pairs=found.pairs,
-        look_pairs=next((count for count in PAIRS if count > found.pairs), None),
+        pairs=len(trial.blocks) // 2,
+        look_pairs=next((count for count in PAIRS if count > len(trial.blocks) // 2), None),
         arm="ramp" if not block else "new" if trial.is_new else "old",
         block=min(block, len(trial.arms)),
         blocks=len(trial.arms),
