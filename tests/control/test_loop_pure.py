@@ -1,4 +1,4 @@
-"""The loop's pure parts: trust region, exploration account, matched windows, lessons of trials, push requests."""
+"""The loop's pure parts: trust region, exploration account, lessons of trials, push requests."""
 
 import math
 from dataclasses import replace
@@ -22,8 +22,7 @@ from rooftune.tuner.clock import ManualClock
 from rooftune.tuner.control.cycle.degradation import measured_cost_slo_s, predicted_cost_slo_s
 from rooftune.tuner.control.cycle.draft import Draft
 from rooftune.tuner.control.cycle.learned import near, proven, refuted, still_valid, without_effect
-from rooftune.tuner.control.cycle.matched import Side, compare, overdue
-from rooftune.tuner.control.cycle.observe import Seen
+from rooftune.tuner.control.cycle.observe import Seen, overdue
 from rooftune.tuner.control.cycle.propose import draws_of, effective
 from rooftune.tuner.control.cycle.push import push_request
 from rooftune.tuner.control.figures import judgeable
@@ -133,75 +132,13 @@ def test_a_nan_account_is_refused() -> None:
         Memory(days=(("2026-03-01", math.nan),))
 
 
-# --- matched windows ---------------------------------------------------------------------------
+# --- waiting requests --------------------------------------------------------------------------
 
 
-def side(good: float, count: int = 200, long_share: float = 0.1, seed: int = 0, **changes: Any) -> Side:
-    """Requests of which a share is good; long prompts never are, as under a budget that stalls them."""
-    chance = np.random.default_rng(seed)
-    prompts = np.where(chance.random(count) < long_share, 8000, 300)
-    values = (chance.random(count) < good).astype(float)
-    return Side(values, prompts, 100.0, float(count), **changes)
-
-
-def test_a_gain_and_a_loss_are_found_with_an_interval_that_holds_them() -> None:
-    better = compare(side(0.6, seed=1), side(0.9, seed=2))
-    assert better.matched and better.gain - better.half_width > 0.0
-    assert abs(better.gain - 0.3) < better.half_width
-    worse = compare(side(0.9, seed=1), side(0.6, seed=2))
-    assert worse.gain + worse.half_width < 0.0
-
-
-def test_the_same_setting_twice_is_hardly_ever_a_gain_or_a_loss() -> None:
-    wrong = 0
-    for seed in range(200):
-        found = compare(side(0.8, 100, seed=seed), side(0.8, 100, seed=1000 + seed))
-        wrong += abs(found.gain) > found.half_width
-    assert wrong <= 6
-
-
-def test_more_documents_after_the_push_are_not_taken_for_a_loss() -> None:
-    """Documents miss their targets under either setting; half of the requests are documents after the push."""
-    chance = np.random.default_rng(3)
-
-    def mix(share: float) -> Side:
-        prompts = np.where(chance.random(400) < share, 8000, 300)
-        good = np.where(prompts == 8000, 0.0, (chance.random(400) < 0.95).astype(float))
-        return Side(good, prompts, 100.0, 400.0)
-
-    found = compare(mix(0.2), mix(0.3))
-    assert found.matched
-    assert abs(found.gain) <= found.half_width
-    assert not compare(mix(0.1), mix(0.7)).matched, "and another kind of traffic does not match"
-
-
-def test_another_rate_is_no_match() -> None:
-    assert compare(side(0.8), side(0.8, seed=1)).matched
-    assert not compare(side(0.8, 400), side(0.8, 150, seed=1)).matched
-
-
-def test_one_request_more_or_less_proves_nothing() -> None:
-    ones = np.ones(10)
-    prompts = np.full(10, 300)
-    found = compare(Side(ones, prompts, 10.0, 10.0), Side(np.append(ones[1:], 0.0), prompts, 10.0, 10.0))
-    assert found.gain < 0.0 < found.gain + found.half_width
-
-
-def test_requests_that_never_end_count_as_missed_once_they_must_have_missed() -> None:
+def test_requests_that_wait_beyond_the_bound_are_overdue() -> None:
     assert overdue(waiting=50, rate_rps=4.0, ttft_bound_s=2.0) == 42.0
     assert overdue(waiting=5, rate_rps=4.0, ttft_bound_s=2.0) == 0.0
     assert overdue(waiting=50, rate_rps=4.0, ttft_bound_s=math.inf) == 0.0
-    empty = Side(np.zeros(0), np.zeros(0, dtype=np.int64), 100.0, 200.0, overdue=150.0)
-    found = compare(side(0.9), empty)
-    assert found.matched and found.gain + found.half_width < 0.0
-    some = side(1.0, 50, seed=4, overdue=150.0)
-    assert compare(side(0.9), replace(some, arrived=200.0)).gain < -0.5, "the few that ended do not hide the others"
-
-
-def test_an_empty_window_judges_nothing() -> None:
-    empty = Side(np.zeros(0), np.zeros(0, dtype=np.int64), 100.0, 0.0)
-    for found in (compare(empty, side(0.9)), compare(side(0.9), empty), compare(empty, empty)):
-        assert not found.matched and math.isnan(found.gain)
 
 
 # --- what trials teach -------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rooftune.policies.envelope import Broken, Envelope, KnobBound, Mode
 from rooftune.policies.errors import InputError
-from rooftune.policies.guard import Action, GuardLimits, Reason, Situation, WeekSpan, changes, decide, limit_step
+from rooftune.policies.guard import Action, GuardLimits, Reason, Situation, WeekSpan, changes, decide, limit_step, ramp
 from rooftune.policies.request import Setting
 from rooftune.policies.verify import (
     Comparison,
@@ -244,7 +244,10 @@ def test_bad_limits_are_refused(make):
         make()
 
 
-SEEN = Comparison(predicted_gain=0.2, twin_error=0.05, observed_gain=0.18, half_width=0.03, matched=True, requests=500)
+OPEN = Verdict.INCONCLUSIVE
+SEEN = Comparison(
+    predicted_gain=0.2, twin_error=0.05, observed_gain=0.18, half_width=0.03, verdict=Verdict.BETTER, requests=500
+)
 
 
 @pytest.mark.parametrize(
@@ -252,11 +255,15 @@ SEEN = Comparison(predicted_gain=0.2, twin_error=0.05, observed_gain=0.18, half_
     [
         ({}, Verdict.BETTER, VerdictReason.GAIN_SHOWN, True),
         ({"observed_gain": 0.05}, Verdict.BETTER, VerdictReason.GAIN_SHOWN, False),
-        ({"observed_gain": -0.1}, Verdict.WORSE, VerdictReason.LOSS_SHOWN, False),
-        ({"observed_gain": 0.01}, Verdict.INCONCLUSIVE, VerdictReason.WITHIN_NOISE, False),
+        ({"observed_gain": -0.1, "verdict": Verdict.WORSE}, Verdict.WORSE, VerdictReason.LOSS_SHOWN, False),
+        (
+            {"observed_gain": 0.01, "verdict": Verdict.INCONCLUSIVE},
+            Verdict.INCONCLUSIVE,
+            VerdictReason.WITHIN_NOISE,
+            False,
+        ),
         ({"crossed": ("gap_p99_s",)}, Verdict.WORSE, VerdictReason.OPERATOR_THRESHOLD, True),
-        ({"matched": False}, Verdict.INCONCLUSIVE, VerdictReason.NO_MATCHED_TRAFFIC, False),
-        ({"matched": False, "crossed": ("x",)}, Verdict.WORSE, VerdictReason.OPERATOR_THRESHOLD, False),
+        ({"half_width": math.inf, "crossed": ("x",)}, Verdict.WORSE, VerdictReason.OPERATOR_THRESHOLD, False),
         ({"requests": 99}, Verdict.INCONCLUSIVE, VerdictReason.TOO_FEW_REQUESTS, False),
         ({"observed_gain": math.nan}, Verdict.INCONCLUSIVE, VerdictReason.NOT_MEASURED, False),
         ({"half_width": math.nan}, Verdict.INCONCLUSIVE, VerdictReason.NOT_MEASURED, False),
@@ -266,6 +273,44 @@ SEEN = Comparison(predicted_gain=0.2, twin_error=0.05, observed_gain=0.18, half_
 def test_verdicts(change, verdict, reason, held):
     judged = judge(replace(SEEN, **change), min_requests=100)
     assert (judged.verdict, judged.reason, judged.prediction_held) == (verdict, reason, held)
+
+
+HALF, SOME = BOOT._replace(step_tokens=1024), WeekSpan(0, 10_079)
+ON_TRIAL = {"push_in_force": True, "verified": False, "verdict": Verdict.INCONCLUSIVE, "since_push_s": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("facts", "action", "reason"),
+    [
+        ({}, Action.HOLD, Reason.VERIFYING),
+        ({"switch": HALF}, Action.SWITCH, Reason.VERIFYING),
+        ({"switch": HALF, "verdict": Verdict.BETTER}, Action.SWITCH, Reason.VERIFYING),
+        ({"switch": HALF, "paused": True}, Action.HOLD, Reason.PAUSED),
+        ({"switch": HALF, "deploying": True}, Action.HOLD, Reason.DEPLOY),
+        ({"switch": HALF, "exploration_spent_slo_s": 1e6}, Action.REVERT, Reason.EXPLORATION_BUDGET),
+        ({"switch": HALF, "harmful": True, "paused": True}, Action.REVERT, Reason.HARMFUL),
+        ({"undecided": True, "deploying": True}, Action.REVERT, Reason.INCONCLUSIVE),
+        ({"switch": HALF, "thresholds_crossed": ("gap_p99_s",)}, Action.REVERT, Reason.OPERATOR_THRESHOLD),
+    ],
+)
+def test_a_trial_goes_on_by_turns_which_dwell_and_ratio_do_not_limit(facts, action, reason):
+    found = decide(replace(PUSHED, **(ON_TRIAL | facts)), replace(LIMITS, dwell_s=1e6))
+    assert (found.action, found.reason) == (action, reason)
+
+
+def test_a_trial_is_given_up_when_its_maintenance_window_ends():
+    found = decide(replace(PUSHED, **ON_TRIAL, switch=HALF), replace(LIMITS, no_push=(SOME,)))
+    assert (found.action, found.reason) == (Action.REVERT, Reason.MAINTENANCE_WINDOW)
+
+
+def test_the_ramp_reaches_the_proposal_by_limited_steps():
+    steps = ramp(BOOT, BOOT._replace(step_tokens=BOOT.step_tokens // 8, chunk_cap_tokens=64), 2.0)
+    assert steps[-1] == BOOT._replace(step_tokens=BOOT.step_tokens // 8, chunk_cap_tokens=64)
+    before = BOOT
+    for step in steps:
+        assert limit_step(before, step, 2.0) == step
+        before = step
+    assert ramp(BOOT, HALF, 1e6) == (HALF,)
 
 
 def test_an_unknown_value_crosses_no_threshold_and_an_infinite_one_does():

@@ -66,8 +66,8 @@ class CadenceSection(Section):
     search_every_s: Seconds = Field(default=900.0, description="longest time between two searches on steady traffic")
     search_requests: Requests = Field(default=100, description="requests that a search needs")
     lease_s: Annotated[Seconds, Field(le=MAX_LEASE_S, description="how long a push holds without renewal")] = 120.0
-    settle_s: SecondsOrNone = Field(default=5.0, description="time after a push that does not count")
-    verify_s: Seconds = Field(default=120.0, description="length of the windows before and after a push")
+    settle_s: SecondsOrNone = Field(default=5.0, description="start of a turn that does not count")
+    verify_s: Seconds = Field(default=120.0, description="a pair of turns of old and new setting")
     verify_min_requests: Requests = Field(default=20, description="requests that a verdict on a push needs")
 
     @model_validator(mode="after")

@@ -8,9 +8,10 @@ from pydantic import ValidationError
 
 from rooftune.policies.commands import Command
 from rooftune.policies.errors import UnreachableError
+from rooftune.policies.guard import Reason
 from rooftune.tuner.cli.controller.client import add_face_flag, add_state_flags, ask, read_config, state_folder
 from rooftune.tuner.clock import SystemClock
-from rooftune.tuner.control.explain.explain import knee, knobs, seconds, share
+from rooftune.tuner.control.explain.explain import knee, knobs, seconds, share, turn_of
 from rooftune.tuner.control.outcome import CycleRecord
 from rooftune.tuner.control.state import operator
 from rooftune.tuner.control.state.operator import OperatorRequests
@@ -106,6 +107,9 @@ def _record(record: CycleRecord, since_s: float, runs: bool) -> list[tuple[str, 
         rows.append(("knee", knee(record.fit)))
     if record.observed is not None and record.observed.attainment is not None:
         rows.append(("in targets", f"{share(record.observed.attainment)} of {record.observed.requests} requests"))
+    verify = record.verify
+    if verify is not None and verify.arm is not None and record.reason is Reason.VERIFYING:
+        rows.append(("trial", turn_of(verify)))
     if record.would_push is not None:
         rows.append(("would push", knobs(record.would_push)))
     if record.signals:

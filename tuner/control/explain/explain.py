@@ -21,6 +21,8 @@ MEANING: dict[Reason, str] = {
     Reason.OPERATOR_THRESHOLD: "an operator's rollback threshold was crossed; it overrides the statistics",
     Reason.ERRORS_RISING: "more requests fail than before",
     Reason.VERDICT_WORSE: "the latest push did measurably worse than what was in force before it",
+    Reason.HARMFUL: "the latest push lost so much that its trial ends for caution, before a verdict",
+    Reason.INCONCLUSIVE: "both settings had all their turns, and chance explains the difference",
     Reason.INCONCLUSIVE_TOO_LONG: "the latest push could not be judged in the time allowed",
     Reason.BLOCKED_AFTER_REVERT: "an operator reverted; pushes are blocked until resume",
     Reason.PAUSED: "an operator paused the controller",
@@ -73,12 +75,14 @@ NEXT: dict[Reason, str] = {
     Reason.OPERATOR_THRESHOLD: "it pushes nothing while the threshold is crossed",
     Reason.ERRORS_RISING: "it pushes nothing while requests fail; look at the engine's log",
     Reason.VERDICT_WORSE: "the setting before is back, and the next search takes this loss into account",
+    Reason.HARMFUL: "the setting before is back; the same push is not tried again under such traffic for a day",
+    Reason.INCONCLUSIVE: "the setting before is back, and it searches again",
     Reason.INCONCLUSIVE_TOO_LONG: "the setting before is back, and it searches again",
     Reason.BLOCKED_AFTER_REVERT: "it watches only, until: rooftune resume",
     Reason.PAUSED: "it watches only, until: rooftune resume",
     Reason.DEPLOY: "it pushes again once the freeze file is gone",
     Reason.KV_BOUND: "it pushes nothing meanwhile; fewer or shorter requests, or more KV memory, help",
-    Reason.VERIFYING: "it decides once the window after the push is full",
+    Reason.VERIFYING: "it looks at the difference after whole pairs of turns, then keeps the push or goes back",
     Reason.NO_PROPOSAL: _WAITS,
     Reason.ALREADY_IN_FORCE: "it keeps the lease and searches again when traffic shifts or the time comes",
     Reason.TWIN_NOT_TRUSTED: "it refits the step model on newer steps and asks the twin again",
@@ -93,8 +97,8 @@ NEXT: dict[Reason, str] = {
     Reason.EXPLORATION_BUDGET: "it pushes again tomorrow, or with a larger guard.exploration_slo_s_per_day",
     Reason.SHADOW_TOO_SHORT: "it pushes once it has watched for guard.min_shadow_s",
     Reason.SHADOW: "run it with --mode live to let it push",
-    Reason.STEP_LIMITED: "it judges this push first, then goes on",
-    Reason.OK: "it compares the time after the push with the time before, then keeps it or goes back",
+    Reason.STEP_LIMITED: "it goes on in such steps, then lets both settings take turns",
+    Reason.OK: "it lets both settings take turns, then keeps the push or goes back",
     Reason.UNREACHABLE: "it tries again in the next cycle; " + _LEASE,
     Reason.UNAUTHORIZED: "correct the token in engine.token_file; it is read again for each request",
     Reason.NO_PROTOCOL: "correct engine.url, or start the engine with its tuning routes",
@@ -230,6 +234,8 @@ def _decided(record: CycleRecord) -> str:
     detail = f" ({record.detail})" if record.detail else ""
     if record.action is Action.PUSH and record.pushed is not None:
         decision = f"pushed {knobs(record.pushed)}: {meaning}"
+    elif record.action is Action.SWITCH and record.in_force is not None:
+        decision = f"switched to {knobs(record.in_force)}: {meaning}"
     elif record.action is Action.REVERT:
         # An operator may revert when nothing of ours is in force.
         asked = record.reason is Reason.BLOCKED_AFTER_REVERT
@@ -251,7 +257,18 @@ def _verdict(verify: VerifyPart | None) -> str:
         predicted = "" if verify.predicted_gain is None else f", predicted {points(verify.predicted_gain)}"
         numbers = f": gain {points(verify.observed_gain, verify.half_width)} points{predicted}"
     crossed = f", crossed {', '.join(verify.crossed)}" if verify.crossed else ""
-    return f"; the push of cycle {verify.push_cycle} was {verify.verdict}{numbers}{crossed}"
+    turn = f", {turn_of(verify)}" if verify.verdict == "inconclusive" and verify.arm is not None else ""
+    return f"; the push of cycle {verify.push_cycle} was {verify.verdict}{numbers}{crossed}{turn}"
+
+
+def turn_of(verify: VerifyPart) -> str:
+    """Where a trial stands: "block 3 of 58, old setting in force for another 40 s, 1 pair counted, a look after 2"."""
+    left = f" for another {seconds(verify.turn_left_s)}" if isinstance(verify.turn_left_s, float) else ""
+    if verify.arm == "ramp":
+        return f"the new setting runs in before its turns{left}"
+    look = "" if verify.look_pairs is None else f", a look after {verify.look_pairs}"
+    counted = f"{verify.pairs} {'pair' if verify.pairs == 1 else 'pairs'} counted{look}"
+    return f"block {verify.block} of {verify.blocks}, {verify.arm} setting in force{left}, {counted}"
 
 
 def _next(record: CycleRecord) -> str:

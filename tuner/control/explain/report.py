@@ -39,7 +39,7 @@ def report_of(records: list[CycleRecord], engine: str) -> str:
     lines += [*_summary(records), "", "## Pushes", "", *_pushes(records), "", "## Outcomes", "", *_outcomes(records)]
     most = Counter(record.reason for record in records).most_common(1)[0][0]
     usual = [record for record in records if record.reason is most][-1]
-    explained = [r for r in records if r.action is not Action.HOLD or _kept(r) or r is usual]
+    explained = [r for r in records if r.action in (Action.PUSH, Action.REVERT) or _kept(r) or r is usual]
     lines += ["", "## Why", ""]
     for record in explained:
         title = f"### Cycle {record.number}" + (", the latest of the most frequent reason" if record is usual else "")

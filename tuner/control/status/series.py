@@ -103,6 +103,14 @@ def _latest(record: CycleRecord, since_s: float) -> Iterator[Sample]:
     yield "lease_left_seconds", "Time left of the push in force.", left_s
     yield "trust_ratio", "Half-width of the trust region as a factor.", record.trust
     yield "exploration_spent_slo_seconds", "What trials cost today.", record.spent_slo_s
+    verify = record.verify
+    if verify is not None and verify.arm is not None:
+        yield (
+            "trial_new_setting",
+            "1 while the new setting of a trial has its turn, 0 in the old one's.",
+            float(verify.arm != "old"),
+        )
+        yield "trial_pairs", "Whole pairs of turns that the trial has counted.", float(verify.pairs)
     if fit is not None:
         yield "knee_tokens", "Where floor and slope of the step model meet.", fit.knee_tokens
         yield "knee_low_tokens", "Lower end of the knee's interval.", fit.knee_low_tokens
