@@ -87,8 +87,8 @@ def test_case_3_a_push_that_admits_no_request_is_worse_despite_short_gaps() -> N
     seen = next(record.observed for record in run.records if record.number > push.number)
     assert seen is not None and seen.attainment == 1.0
     revert = run.records[-1]
-    assert (revert.action, revert.reason) == (Action.REVERT, Reason.VERDICT_WORSE)
-    assert revert.verify is not None and (revert.verify.observed_gain or 0.0) < 0.0 and run.setting == BOOT
+    assert (revert.action, revert.reason) == (Action.REVERT, Reason.HARMFUL) and revert.number <= push.number + 4
+    assert run.setting == BOOT
 
 
 def test_case_3_falling_throughput_under_a_long_prompt_is_not_healthy() -> None:
@@ -124,7 +124,7 @@ def test_case_5_a_cap_without_effect_is_dropped_from_the_search() -> None:
 
     desk.begin_step = ignoring  # type: ignore[method-assign]  # a scheduler that accepts the cap and does not follow it
     caps = iter([256, 512, 128, 64, 32])
-    limits = replace(BOLD, max_inconclusive_s=80.0)
+    limits = replace(BOLD, max_inconclusive_s=400.0)
     run = rig(
         lambda job: (
             answer_of(job, chunk_cap_tokens=next(caps), gain=0.4)
@@ -134,7 +134,7 @@ def test_case_5_a_cap_without_effect_is_dropped_from_the_search() -> None:
         engine=engine,
         options=options(limits=limits, search_requests=20, search_every_s=30.0),
     )
-    run.run(60, until=lambda r: "no effect" in r.detail)
+    run.run(140, until=lambda r: "no effect" in r.detail)
     reverts = [r for r in run.records if r.action is Action.REVERT]
     assert [r.reason for r in reverts] == [Reason.INCONCLUSIVE_TOO_LONG] * 2
     assert "no effect seen of chunk_cap_tokens" in run.records[-1].detail

@@ -124,7 +124,7 @@ def test_case_28_an_abort_storm_is_no_verdict_on_a_setting() -> None:
     hang_up[0] = True
     run.run(3, until=lambda r: r.action is Action.REVERT)
     verify, memory = run.records[-1].verify, run.controller._book.memory
-    assert verify is not None and (verify.verdict, verify.reason) == ("inconclusive", "no_matched_traffic")
+    assert verify is not None and (verify.verdict, verify.reason) == ("inconclusive", "not_measured")
     assert (run.records[-1].action, run.records[-1].reason) == (Action.REVERT, Reason.ABORT_STORM)
     assert run.setting == BOOT, "the push may be the cause, so it is reverted, long before half an hour"
     assert memory.tried[-1].verdict == "inconclusive" and memory.trust.failed == 0

@@ -123,7 +123,7 @@ def test_a_blind_controller_reverts_nothing_and_leaves_it_to_the_lease():
 def test_a_push_is_verified_before_the_next_one():
     assert decide(replace(PUSHED, verdict=Verdict.INCONCLUSIVE), LIMITS).reason is Reason.VERIFYING
     assert decide(PUSHED, LIMITS).reason is Reason.VERIFYING
-    assert decide(replace(PUSHED, verdict=Verdict.BETTER), LIMITS).action is Action.PUSH
+    assert decide(replace(PUSHED, verified=True), LIMITS).action is Action.PUSH
     assert decide(replace(PUSHED, verified=True), LIMITS).action is Action.PUSH
 
 

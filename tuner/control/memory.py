@@ -3,12 +3,13 @@
 Instants are seconds on the engine's clock, valid only with its boot id, unless a name says otherwise.
 """
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, TypedDict, Unpack
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError
 
 from rooftune.policies.envelope import KNOB, RATIO_KNOBS, Envelope, Mode
 from rooftune.policies.errors import InputError, bad_value
@@ -181,7 +182,9 @@ class Trial(Part):
 
 
 class Kept(Part):
-    """Our setting in force after a good trial."""
+    """Our setting in force after a good trial. A state of an earlier release may hold the strides that led to it."""
+
+    model_config = ConfigDict(extra="ignore")
 
     boot_id: Words
     setting: Knobs
@@ -245,19 +248,6 @@ class Memory(Part):
     tried: tuple[Tried, ...] = ()
     model: Words = ""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_before(cls, values: object) -> object:
-        """A state of 0.2 or earlier: its trial had one window before and one after, so its setting is taken back as
-        one that nobody knows; kept settings carried strides ("way" in 0.1)."""
-        if isinstance(values, dict):
-            trial, kept = values.get("trial"), values.get("kept")
-            if isinstance(trial, dict) and "turns" not in trial:
-                values = values | {"trial": None}
-            if isinstance(kept, dict):
-                values = values | {"kept": {name: v for name, v in kept.items() if name not in ("strides", "way")}}
-        return values
-
     @property
     def trust(self) -> Trust:
         return Trust(self.trust_ratio, self.trust_held, self.trust_failed)
@@ -296,13 +286,22 @@ def recall(store: Store) -> Memory:
     if text is None:
         return Memory()
     try:
-        memory = Memory.model_validate_json(text)
+        memory = Memory.model_validate_json(_without_old_trial(text))
         for knobs in _settings(memory):
             setting_of(knobs)
         memory.trust  # noqa: B018  # it checks its values
-    except (ValidationError, TypeError, InputError):
+    except (ValidationError, TypeError, InputError, ValueError):
         return Memory()
     return memory
+
+
+def _without_old_trial(text: str) -> str:
+    """A trial of an earlier release had one window before the push and one after: its setting is taken back like any
+    that nobody knows."""
+    values = json.loads(text)
+    if isinstance(values, dict) and isinstance(values.get("trial"), dict) and "turns" not in values["trial"]:
+        return json.dumps(values | {"trial": None})
+    return text
 
 
 def _settings(memory: Memory) -> Iterator[Knobs]:

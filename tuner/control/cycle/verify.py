@@ -92,7 +92,7 @@ def history(seen: Seen, options: LoopOptions) -> tuple[Row, ...]:
     if not (math.isfinite(end_s) and math.isfinite(oldest_s)):
         return ()
     starts_s = [end_s - k * block_s for k in range(1, int(max(end_s - oldest_s, 0.0) / block_s + 1e-9) + 1)]
-    wait_s = wait_bound_s(seen.slo, options.verify_s)
+    wait_s = wait_bound_s(seen.slo, options.verify_s / 2.0)
     found = [tally(window, seen.slo, wait_s, at_s, at_s + block_s, options.settle_s) for at_s in reversed(starts_s)]
     return tuple((False, *one) for one in found if one[1] > 0.0)
 
@@ -109,7 +109,7 @@ def counted(trial: Trial, seen: Seen, options: LoopOptions) -> Trial:
     """The trial with the blocks that count by now."""
     rows, done = list(trial.blocks), len(trial.blocks)
     skip = len(trial.ramp)
-    wait_s = wait_bound_s(seen.slo, options.verify_s)
+    wait_s = wait_bound_s(seen.slo, options.verify_s / 2.0)
     known_s = settled(seen.window.requests, seen.now_s, seen.window.in_system, trial.block_s)
     for number, turn in list(enumerate(trial.turns))[skip + done :]:
         end_s = trial.end_s(number)
@@ -122,7 +122,7 @@ def counted(trial: Trial, seen: Seen, options: LoopOptions) -> Trial:
 
 def _hurts(trial: Trial, seen: Seen, options: LoopOptions) -> bool:
     """Whether the trial ends for caution: by every block that is over, also one that does not count yet."""
-    wait_s = wait_bound_s(seen.slo, options.verify_s)
+    wait_s = wait_bound_s(seen.slo, options.verify_s / 2.0)
     rows: list[Row] = []
     over = [(k, turn) for k, turn in enumerate(trial.turns) if trial.end_s(k) <= seen.now_s + 1e-9]
     for number, turn in over:
