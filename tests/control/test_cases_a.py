@@ -79,10 +79,10 @@ def test_case_1_short_requests_behind_long_prompts_are_helped_by_the_cap() -> No
 def test_case_3_a_push_that_admits_no_request_is_worse_despite_short_gaps() -> None:
     """The only target is on gaps, and of the requests that end under the push every one meets it."""
     given = options(
-        search_requests=20, slo=Slo((Target("longest_gap", 0.3, 0.99),)), bounds={"max_running": (1.0, 32.0)}
+        search_requests=200, slo=Slo((Target("longest_gap", 0.3, 0.99),)), bounds={"max_running": (1.0, 32.0)}
     )
     run = rig(proposes(max_running=1), options=given)
-    run.run(16, until=lambda record: record.action is Action.REVERT)
+    run.run(24, until=lambda record: record.action is Action.REVERT)
     push = next(record for record in run.records if pushed(record))
     seen = next(record.observed for record in run.records if record.number > push.number)
     assert seen is not None and seen.attainment == 1.0

@@ -104,8 +104,8 @@ def test_kv_full_or_preempting_alone_does_not_freeze():
         ({"errors_rising": True}, Reason.ERRORS_RISING),
         ({"verdict": Verdict.WORSE}, Reason.VERDICT_WORSE),
         ({"verdict": Verdict.WORSE, "paused": True, "deploying": True}, Reason.VERDICT_WORSE),
-        ({"verdict": Verdict.INCONCLUSIVE, "since_push_s": 1801.0}, Reason.INCONCLUSIVE_TOO_LONG),
-        ({"verdict": None, "since_push_s": 1801.0}, Reason.INCONCLUSIVE_TOO_LONG),
+        ({"verdict": Verdict.INCONCLUSIVE, "since_push_s": 4501.0}, Reason.INCONCLUSIVE_TOO_LONG),
+        ({"verdict": None, "since_push_s": 4501.0}, Reason.INCONCLUSIVE_TOO_LONG),
         ({"verdict": None, "since_push_s": math.nan}, Reason.INCONCLUSIVE_TOO_LONG),
     ],
 )
