@@ -39,7 +39,7 @@ BAD = [
     ("cadence: {lease_s: 90 parsecs}", "cadence.lease_s is '90 parsecs'", "a time with a unit"),
     ("cadence: {window_s: 1s}", "cadence.window_s is 1.0", "at least cadence.cycle_s, which is 15"),
     ("cadence: {settle_s: 5m}", "cadence.settle_s is 300.0", "below cadence.verify_s"),
-    ("guard: {max_inconclusive_s: 1m}", "guard.max_inconclusive_s is 60.0", "at least 125"),
+    ("guard: {max_inconclusive_s: 1m}", "guard.max_inconclusive_s is 60.0", "at least 3600"),
     ("guard: {largest_ratio: 1}", "guard.largest_ratio is 1", "above 1"),
     ("guard: {kv_full: .nan}", "guard.kv_full is nan", "finite"),
     ("guard:\n  kv_full: 98", "3: guard.kv_full is 98", "at most 1"),

@@ -416,11 +416,8 @@ def test_todays_spending_counts_and_tomorrow_starts_at_zero(lied: Rig) -> None:
     limits = replace(BOLD, exploration_slo_s_per_day=spent + 0.1)
     store = MemoryStore()
     store.values = dict(lied.store.values)
-    run = rig(
-        proposes(step_tokens=512, error=0.004, noise=0.004),
-        store=store,
-        options=options(limits=limits, search_requests=20),
-    )
+    given = options(limits=limits, search_requests=20)
+    run = rig(proposes(step_tokens=512, error=0.004, noise=0.004), store=store, options=given)
     run.run(5)
     assert run.records[-1].reason is Reason.EXPLORATION_BUDGET
     run.clock.jump(86_400.0)
