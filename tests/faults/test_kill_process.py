@@ -25,7 +25,7 @@ engine: {{url: "{url}", token_file: "{token}"}}
 mode: live
 targets: [{{metric: ttft, quantile: 0.99, bound: 0.1ms}}]
 cadence: {{cycle_s: 0.3, window_s: 60, search_every_s: 60, search_requests: 5, lease_s: 3, settle_s: 0.1, verify_s: 20}}
-guard: {{min_shadow_s: 0, dwell_s: 0, largest_ratio: 64, max_inconclusive_s: 120}}
+guard: {{min_shadow_s: 0, dwell_s: 0, largest_ratio: 64, max_inconclusive_s: 700}}
 state: "{state}"
 listen: null
 """

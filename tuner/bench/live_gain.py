@@ -78,8 +78,8 @@ SHORT = Size(
     repeats=1,
     tuned_rounds=18,
     default_rounds=1,
-    cadence={"cycle_s": 0.5, "window_s": 12, "search_every_s": 10, "search_requests": 30, "settle_s": 0.3}
-    | {"verify_s": 5, "verify_min_requests": 20, "lease_s": 10},
+    cadence={"cycle_s": 0.5, "window_s": 12, "search_every_s": 10, "search_requests": 30, "settle_s": 0.2}
+    | {"verify_s": 2.4, "verify_min_requests": 20, "lease_s": 10},
     trials=30,
 )
 FULL = Size(
@@ -89,8 +89,8 @@ FULL = Size(
     repeats=2,
     tuned_rounds=16,
     default_rounds=3,
-    cadence={"cycle_s": 2, "window_s": 90, "search_every_s": 60, "search_requests": 40, "settle_s": 2}
-    | {"verify_s": 45, "verify_min_requests": 20, "lease_s": 30},
+    cadence={"cycle_s": 2, "window_s": 90, "search_every_s": 60, "search_requests": 40, "settle_s": 1}
+    | {"verify_s": 16, "verify_min_requests": 20, "lease_s": 30},
     trials=80,
 )
 

@@ -4,6 +4,7 @@ import math
 
 from rooftune.policies.errors import InputError
 from rooftune.policies.guard import Reason
+from rooftune.policies.proof.switchback import PAIRS
 from rooftune.policies.request import Setting
 from rooftune.tuner.clock import Clock
 from rooftune.tuner.control.cycle.book import Book
@@ -148,7 +149,7 @@ class Planner:
             if why is Reason.TOO_LITTLE_DATA and not self._judgeable(view):
                 options = self._options
                 draft.note(
-                    f"a window of {options.verify_s:g} s sees fewer than {options.min_requests} requests, so no push "
+                    f"{PAIRS[0]} x {options.verify_s:g} s see fewer than {options.min_requests} requests, so no push "
                     "could be judged: lengthen cadence.verify_s"
                 )
             elif why is Reason.TOO_LITTLE_DATA:
@@ -233,9 +234,10 @@ class Planner:
         return Reason.NO_TARGETS_MISSED if self._healthy(view) else None
 
     def _judgeable(self, view: CycleView) -> bool:
-        """Whether a push would see enough requests for a verdict; shadow mode needs none."""
+        """Whether a trial would see enough requests by its first look; shadow mode needs none."""
         traffic, options = view.seen.traffic, self._options
-        return not options.live or traffic is None or traffic.rate_rps * options.verify_s >= options.min_requests
+        first_s = PAIRS[0] * options.verify_s
+        return not options.live or traffic is None or traffic.rate_rps * first_s >= options.min_requests
 
     def _healthy(self, view: CycleView) -> bool:
         """Whether nearly all requests, the waiting ones included, meet the targets."""
