@@ -20,9 +20,8 @@ SPENT = (0.001, 0.002, 0.003, 0.005, 0.007, 0.008, 0.008, 0.008)  # 4.2 %; the r
 LEAST_DEGREES = 4.0  # of freedom; a scatter known less well decides nothing
 # Neighbouring differences share a block, so that n of them tell as much as 2/3 n independent ones.
 SHARED = 2.0 / 3.0
-# Harm: a loss of at least this share, so many standard errors wide.
-HARM_LOSS, HARM_WIDTHS = 0.10, 2.5
-HARM_BLOCKS = 4
+# Harm is a loss of at least HARM_LOSS and HARM_WIDTHS standard errors, against HARM_BLOCKS old blocks or more.
+HARM_LOSS, HARM_WIDTHS, HARM_BLOCKS = 0.15, 2.0, 6
 
 
 @dataclass(frozen=True)

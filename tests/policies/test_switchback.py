@@ -94,7 +94,7 @@ def test_the_time_before_brings_the_verdict_on_a_large_gain_forward() -> None:
 
 def test_a_history_too_quiet_for_the_trial_makes_no_verdict() -> None:
     quiet = [Block(False, JUDGED, JUDGED)] * 20
-    found = [first(trial(seed, 0.0, share=0.7)[0], quiet).verdict for seed in range(200)]
+    found = [first(trial(seed, 0.0, scatter=0.05, share=0.8)[0], quiet).verdict for seed in range(400)]
     assert sum(verdict is not Verdict.INCONCLUSIVE for verdict in found) / len(found) <= 0.05
 
 
