@@ -24,8 +24,8 @@ from statistics import median
 import numpy as np
 
 from rooftune.policies.commands import Figure
-from rooftune.policies.proof.switchback import PAIRS, Block, harmful, judge_pairs, schedule
 from rooftune.policies.outcomes import BoolArray
+from rooftune.policies.proof.switchback import PAIRS, Block, harmful, judge_pairs, schedule
 from rooftune.policies.request import Boot, FloatArray, IntArray, Setting
 from rooftune.policies.step_time import NAMED_MODELS, StepModel
 from rooftune.policies.verify import Verdict
