@@ -2,7 +2,8 @@
 
 What is judged is the difference of good shares within pairs, so that drift of machine and traffic hits both settings
 alike. A trial looks a few times, after PAIRS, and each look has its own part of the false verdicts that a trial may
-give, SPENT; the parts add up, however the looks depend on each other.
+give, SPENT; the parts add up, however the looks depend on each other. Bench ``verdict`` says what this is worth, and
+decision 024 why it is so; both are for blocks of 30 s whose first 5 s are left out.
 """
 
 import math
@@ -110,10 +111,10 @@ def _scatter(seen: Sequence[Block], history: Sequence[Block], slope: float) -> t
     own = float(((inner - inner.mean()) ** 2).sum()) + SHARED * sum(float(one @ one) for one in steps)
     before = _steps(_shares(history, slope))
     past_degrees = SHARED * len(before) - (slope != 0.0)
+    now = _by_count(seen)
     if past_degrees <= 0.0:
-        return own / degrees, degrees
-    past = float(before @ before) / len(before)
-    was, now = _by_count(history), _by_count(seen)
+        return max(own / degrees, now), degrees
+    past, was = float(before @ before) / len(before), _by_count(history)
     past = max(past, past * now / was if was > 0.0 else now)
     both = degrees + past_degrees
     return max((own + past_degrees * past) / both, own / degrees), both

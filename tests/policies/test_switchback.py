@@ -154,6 +154,12 @@ def test_equal_blocks_without_any_scatter_are_no_gain() -> None:
     assert judge_pairs(blocks, blocks[:0]).verdict is Verdict.INCONCLUSIVE
 
 
+def test_one_request_of_sixty_in_every_pair_is_no_loss_at_once() -> None:
+    blocks = [Block(new, JUDGED - new, JUDGED) for new in schedule(0)]
+    assert judge_pairs(blocks[:8], []).verdict is Verdict.INCONCLUSIVE
+    assert judge_pairs(blocks[:8], [Block(False, JUDGED, JUDGED)] * 20).verdict is Verdict.INCONCLUSIVE
+
+
 def given_up(seed: int, gain: float) -> int | None:
     """After how many blocks under the new setting caution gives the trial up."""
     blocks, before = trial(seed, gain)
