@@ -9,9 +9,9 @@ really changes its budget from block to block, near the capacity of the smaller 
 to block; the true gain is that of long runs.
 
 before_after: one look of 2.58 sigma in every cycle at a sliding window, as Rooftune judged until it took turns.
-switchback: ``policies/proof/switchback.py``. always_valid: the same pairs, looked at after each, by the mixture test
-that avinf offers (Lindon et al. 2022). ``_twin``: adjusted by a twin that is right but for the drift; ``_poor_twin``:
-by one that is 25 % too fast. ``short``: two kinds, six trials each.
+switchback: ``policies/proof/switchback.py``; ``_60s``: in blocks of 60 s instead of 30 s. always_valid: the same pairs,
+looked at after each, by the mixture test that avinf offers (Lindon et al. 2022). ``_twin``: adjusted by a twin that is
+right but for the drift; ``_poor_twin``: by one that is 25 % too fast. ``short``: two kinds, six trials each.
 """
 
 import math
@@ -178,11 +178,13 @@ def _slope(values: FloatArray, covariate: FloatArray) -> float:
     return float(np.mean((values - values.mean()) * (covariate - covariate.mean()))) / spread if spread else 0.0
 
 
-def blocks_of(run: Run, gain: float, seed: int, twin: int = NOBODY) -> tuple[list[Block], list[Block]]:
+def blocks_of(
+    run: Run, gain: float, seed: int, twin: int = NOBODY, block_s: float = BLOCK_S
+) -> tuple[list[Block], list[Block]]:
     """A trial's blocks and those of the ten minutes before it."""
-    before = int(BEFORE_S / BLOCK_S)
-    arms = np.array((False,) * before + schedule(seed))
-    block, counted = _placed(run.arrival_s, len(arms))
+    before, pairs = int(BEFORE_S / block_s), int((SPAN_S - PUSH_S) / block_s) // 2
+    arms = np.array((False,) * before + schedule(seed)[: 2 * pairs])
+    block, counted = _placed(run.arrival_s, len(arms), block_s)
     was, raised = run.good(0.0), run.good(gain)
     good = np.where(arms[block], raised[0], was[0])
     expected = (was + raised)[twin] / 2.0 if twin else np.full(len(block), math.nan)
@@ -190,11 +192,11 @@ def blocks_of(run: Run, gain: float, seed: int, twin: int = NOBODY) -> tuple[lis
     return blocks[before:], blocks[:before]
 
 
-def _placed(arrival_s: FloatArray, count: int) -> tuple[IntArray, BoolArray]:
+def _placed(arrival_s: FloatArray, count: int, block_s: float = BLOCK_S) -> tuple[IntArray, BoolArray]:
     """Block of each request and whether it counts there."""
     since_s = arrival_s - PUSH_S + BEFORE_S
-    block = np.floor(since_s / BLOCK_S).astype(np.int64)
-    counted = (block >= 0) & (block < count) & (since_s % BLOCK_S >= SETTLE_S)
+    block = np.floor(since_s / block_s).astype(np.int64)
+    counted = (block >= 0) & (block < count) & (since_s % block_s >= SETTLE_S)
     return np.clip(block, 0, count - 1), counted
 
 
@@ -207,16 +209,16 @@ def _tallied(arms: BoolArray, block: IntArray, good: FloatArray, expected: Float
     return [Block(*row) for row in zip(*columns, strict=True)]
 
 
-def switchback(run: Run, gain: float, seed: int, twin: int = NOBODY) -> Judged:
+def switchback(run: Run, gain: float, seed: int, twin: int = NOBODY, block_s: float = BLOCK_S) -> Judged:
     """Both settings take turns."""
-    return first_verdict(*blocks_of(run, gain, seed, twin))
+    return first_verdict(*blocks_of(run, gain, seed, twin, block_s), block_s)
 
 
-def first_verdict(blocks: Sequence[Block], history: Sequence[Block]) -> Judged:
+def first_verdict(blocks: Sequence[Block], history: Sequence[Block], block_s: float = BLOCK_S) -> Judged:
     for pairs in PAIRS:
         verdict = judge_pairs(blocks[: 2 * pairs], history).verdict
         if verdict is not Verdict.INCONCLUSIVE:
-            return verdict, 2 * BLOCK_S * pairs / 60.0
+            return verdict, 2 * block_s * pairs / 60.0
     return NONE
 
 
@@ -238,6 +240,7 @@ TESTS: dict[str, Test] = {
     "before_after": before_after,
     "before_after_twin": partial(before_after, twin=RIGHT),
     "always_valid": always_valid,
+    "switchback_60s": partial(switchback, block_s=60.0),
     "switchback": switchback,
     "switchback_poor_twin": partial(switchback, twin=POOR),
     "switchback_twin": partial(switchback, twin=RIGHT),
