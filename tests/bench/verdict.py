@@ -249,7 +249,7 @@ TESTS: dict[str, Test] = {
 
 def bench(short: bool) -> Iterator[Figure]:
     """See the module."""
-    kinds, trials = (list(KINDS)[3:5], 6) if short else (list(KINDS), 100)
+    kinds, trials = (list(KINDS)[3:5], 6) if short else (list(KINDS), 40)
     runs = {kind: [run_of(kind, seed) for seed in range(trials)] for kind in kinds}
     restless = {kind: [run_of(kind, seed) for seed in range(trials)] for kind in list(RESTLESS)[: len(kinds)]}
     base: dict[str, float] = {}
