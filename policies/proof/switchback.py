@@ -73,7 +73,8 @@ def _mixed(number: int) -> int:
 def judge_pairs(blocks: Sequence[Block], history: Sequence[Block]) -> Outcome:
     """The trial so far: its blocks in order of time, two a pair, and whole blocks of the same length before it.
 
-    Judged is the latest look that is due; a last, half pair waits. A pair with an empty block counts for none.
+    Each pair holds one block of each setting. Judged is the latest look that is due; a last, half pair waits. A pair
+    with an empty block tells nothing.
     """
     looks = [look for look in PAIRS if look <= len(blocks) // 2]
     if not looks:
