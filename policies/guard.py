@@ -40,7 +40,7 @@ class GuardLimits:
     """The operator's limits. Gains are shares of requests; exploration costs SLO-seconds.
 
     One SLO-second is a second in which every request misses its targets (or two in which half do).
-    no_push: spans without pushes. push_only: if given, the only spans with pushes.
+    headroom: share of the offered rate that a setting must carry beyond it. no_push: spans without pushes. push_only: if given, the only spans with pushes.
     """
 
     largest_ratio: float = 2.0
@@ -51,6 +51,7 @@ class GuardLimits:
     max_inconclusive_s: float = 4500.0
     kv_full: float = 0.98
     min_shadow_s: float = 86_400.0
+    headroom: float = 0.15
     no_push: tuple[WeekSpan, ...] = ()
     push_only: tuple[WeekSpan, ...] = ()
 
@@ -60,7 +61,7 @@ class GuardLimits:
         if not 0.0 < self.kv_full <= 1.0:
             raise bad_value("kv_full", self.kv_full, "above 0 and at most 1", "give a fraction")
         amounts = ("dwell_s", "min_gain", "exploration_slo_s_per_day", "max_metrics_age_s", "max_inconclusive_s")
-        for name in (*amounts, "min_shadow_s"):
+        for name in (*amounts, "min_shadow_s", "headroom"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0.0):
                 raise bad_value(name, value, "at least 0 and finite", "correct the guard limits")

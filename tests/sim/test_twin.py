@@ -9,7 +9,7 @@ from rooftune.policies.errors import InputError
 from rooftune.policies.request import DEADLINE, STEP_TIME_TARGET, Boot, Setting
 from rooftune.policies.step_time import StepModel
 from rooftune.tuner.sim.engine import Engine, check_setting
-from rooftune.tuner.sim.twin import Change, simulate
+from rooftune.tuner.sim.twin import Change, Ends, simulate
 from rooftune.tuner.traffic.workload import Traffic
 
 # 10 ms a step and 1 ms a token: instants can be added up by hand.
@@ -91,7 +91,7 @@ def test_the_newest_is_preempted_and_computes_its_tokens_again() -> None:
 
 
 def test_max_steps_leaves_requests_unfinished() -> None:
-    result = simulate(traffic((0.0, 500, 5)), engine(), Setting(10, max_running=8), MODEL, max_steps=7)
+    result = simulate(traffic((0.0, 500, 5)), engine(), Setting(10, max_running=8), MODEL, ends=Ends(most_steps=7))
     assert result.steps == 7 and result.outcomes.failed.tolist() == [True]
 
 

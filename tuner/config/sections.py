@@ -96,6 +96,9 @@ class SearchSection(Section):
     )
     nice: Annotated[int, Field(ge=0, le=19)] = Field(default=10, description="how far the child stands back")
     idle_exit_s: Seconds = Field(default=60.0, description="the child ends after so long without work")
+    horizon_s: Annotated[Seconds, Field(ge=60, le=86_400)] = Field(
+        default=600.0, description="how long the twin watches a queue before it says that it does not grow"
+    )
     seed: Annotated[int, Field(ge=0, le=2**31)] = 0
 
 
@@ -124,6 +127,9 @@ class GuardSection(Section):
     )
     min_shadow_s: SecondsOrNone = Field(
         default=GuardLimits.min_shadow_s, description="time in shadow before a push is allowed in live mode"
+    )
+    headroom: Annotated[float, Field(ge=0, le=10)] = Field(
+        default=GuardLimits.headroom, description="a setting must carry the offered rate and this share of it more"
     )
 
 

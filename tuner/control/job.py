@@ -2,12 +2,16 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
 
 from rooftune.policies.errors import RefusedError, bad_value
+from rooftune.policies.guard import GuardLimits
 from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo
 from rooftune.policies.step_time import StepModel
-from rooftune.tuner.control.outcome import ProposalPart, TwinPart
+from rooftune.tuner.control.outcome import LoadPart, ProposalPart, TwinPart
 from rooftune.tuner.record import Count, Part, Some
 from rooftune.tuner.search.lessons import LiveResult
 from rooftune.tuner.sim.engine import Engine
@@ -81,9 +85,9 @@ class Job(Part):
 
     draws: other step models that the data allows. noise_modelled_s, noise_measured_s: the same steps twice, for the
     twin's step noise (empty: none). base: the setting in force, under which the window ran and from which the search
-    goes out. bounds: knob -> (least, greatest) within envelope, operator's bounds and trust region; other knobs are not
+    goes out; boot: what the engine returns to without a lease. bounds: knob -> (least, greatest) within envelope, operator's bounds and trust region; other knobs are not
     searched. study, storage: name and Optuna URL of the trials (None: memory). live: settings that ran
-    live, newest first.
+    live, newest first. headroom, horizon_s: see ``rooftune.tuner.search.live.Question``. largest_ratio: of one push.
     """
 
     window: WindowPart
@@ -94,16 +98,22 @@ class Job(Part):
     noise_measured_s: tuple[float, ...] = ()
     slo: Slo
     base: Setting
+    boot: Setting
     bounds: dict[str, tuple[float, float]]
     trials: Some = 100
     seed: Count = 0
     study: str = "live"
     storage: str | None = None
     live: tuple[LiveResult, ...] = ()
+    headroom: Annotated[float, Field(ge=0)] = GuardLimits.headroom
+    horizon_s: Annotated[float, Field(gt=0)] = 600.0
+    largest_ratio: Annotated[float, Field(gt=1)] = GuardLimits.largest_ratio
 
 
 class SearchAnswer(Part):
-    """twin: how well it predicts the window. proposal: None when the twin was not good enough to search on."""
+    """twin: how well it predicts the window. proposal: None when the twin was not good enough to search on; load: then,
+    and for a window without a rate, None, too."""
 
     twin: TwinPart
     proposal: ProposalPart | None
+    load: LoadPart | None = None

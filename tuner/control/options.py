@@ -20,7 +20,7 @@ class LoopOptions:
     cycle. window_s: longest window of a search; verify_s: a pair of a trial's blocks; settle_s: time at the start of a
     block that does not count. lease_s: of every push. search_every_s: on steady traffic; a shift, or another setting
     in force, starts a search at once. search_requests: least ended requests for a search; min_requests: for a verdict.
-    trials: of one search. storage: Optuna
+    trials: of one search; horizon_s: how long it watches a queue. storage: Optuna
     URL for its trials (None: memory). zone: the operator's, for days and windows of the week.
     """
 
@@ -38,6 +38,7 @@ class LoopOptions:
     search_requests: int
     min_requests: int
     trials: int
+    horizon_s: float
     seed: int
     storage: str | None
     zone: tzinfo
@@ -60,6 +61,7 @@ def options_of(config: Config, storage: str | None) -> LoopOptions:
         search_requests=cadence.search_requests,
         min_requests=cadence.verify_min_requests,
         trials=config.search.trials,
+        horizon_s=config.search.horizon_s,
         seed=config.search.seed,
         storage=storage,
         zone=config.maintenance.zone,

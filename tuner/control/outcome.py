@@ -94,13 +94,36 @@ class TwinPart(Part):
     missing_requests: Count | None = None
 
 
+class Carries(Part):
+    """What one setting carries, by the latest search; null: not known. busy_share: of the time of its window."""
+
+    sustainable_rps: Annotated[float, Field(ge=0)] | None = None
+    busy_share: Share | None = None
+
+
+class LoadPart(Part):
+    """Requests per second that arrive, and that settings carry: at which a queue does not grow.
+
+    offered_rps: in this cycle's window, whether they have ended or not; in an answer of the child, in its window.
+    proposed: of the search's proposal. overload: more arrives than what is in force carries, or than anything carries
+    with headroom.
+    """
+
+    offered_rps: Annotated[float, Field(ge=0)] | None
+    in_force: Carries = Carries()
+    boot: Carries = Carries()
+    proposed: Carries = Carries()
+    overload: bool = False
+
+
 class ProposalPart(Part):
     """The search's result for this window. attainment_now, attainment_proposed: on the twin.
 
     gain: proposed minus in force, near live trials with the correction of docs/decisions/016-live-trials.md. Without
     targets gain and noise are relative, in tokens per second. trials, simulated_steps: of the Optuna search alone.
     live_trials: in the same study. random_attainment: the best of a random search with random_steps; equal_attainment:
-    Optuna's best with the same number of steps; null without a search.
+    Optuna's best with the same number of steps; null without a search. path: the steps that pushes take towards a far
+    proposal, each with its share on the twin, the proposal left out.
     """
 
     setting: Knobs
@@ -117,6 +140,7 @@ class ProposalPart(Part):
     random_steps: Count = 0
     random_attainment: Share | None = None
     equal_attainment: Share | None = None
+    path: tuple[tuple[Knobs, Share], ...] = ()
 
 
 class VerifyPart(Part):
@@ -182,6 +206,7 @@ class CycleRecord(Part):
     fit: FitPart | None = None
     twin: TwinPart | None = None
     proposal: ProposalPart | None = None
+    load: LoadPart | None = None
     verify: VerifyPart | None = None
     signals: tuple[SignalPart, ...] = ()
     trust: Annotated[float, Field(ge=1)] | None = None
@@ -214,6 +239,7 @@ class RecordParts(TypedDict, total=False):
     fit: FitPart | None
     twin: TwinPart | None
     proposal: ProposalPart | None
+    load: LoadPart | None
     verify: VerifyPart | None
     signals: tuple[SignalPart, ...]
     trust: float | None

@@ -1,5 +1,6 @@
 """Evaluates settings on one traffic: a few replays at a time, each setting once."""
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -7,9 +8,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rooftune.policies.request import Setting
+from rooftune.policies.slo import Slo
 from rooftune.tuner.search.evaluation import Case, Evaluation, Role
 from rooftune.tuner.search.objective import evaluate
-from rooftune.tuner.sim.twin import NEVER
+from rooftune.tuner.sim.twin import Ends
 from rooftune.tuner.traffic.reshape import window
 from rooftune.tuner.traffic.workload import Traffic
 
@@ -21,15 +23,23 @@ PARALLEL = 2
 class Arena:
     """Evaluates settings on one case and remembers; ``replace`` makes one that knows nothing yet.
 
-    max_steps: a replay that takes more is given up. whole_traffic: False for a few windows of it. paid_steps: steps
-    really simulated.
+    max_steps: a replay that takes more is given up. until_decided: it ends when no request can become good any more.
+    whole_traffic: False for a few windows of it. paid_steps: steps really simulated. least_share: a replay whose share of good requests can no longer reach it is given up, too.
     """
 
     case: Case
-    max_steps: int = NEVER
+    max_steps: float = math.inf
+    until_decided: bool = False
     whole_traffic: bool = True
     paid_steps: int = field(default=0, init=False)
+    least_share: float = field(default=0.0, init=False)
     _known: dict[Setting, Evaluation] = field(default_factory=dict, init=False)
+
+    @property
+    def ends(self) -> Ends:
+        """Of its replays."""
+        late = (1.0 - self.least_share) * len(self.case.traffic)
+        return Ends(self.max_steps, math.inf, late, patience_s(self.case.slo), self.until_decided)
 
     def run(
         self, wanted: Sequence[tuple[Setting, Role]], tell: Callable[[int], None] = lambda done: None
@@ -44,8 +54,17 @@ class Arena:
         return [replace(self._known[setting], role=role) for setting, role in wanted]
 
     def _evaluate(self, setting: Setting) -> Evaluation:
-        found, _ = evaluate(self.case, setting, Role.SEARCH, self.max_steps)
+        found, _ = evaluate(self.case, setting, Role.SEARCH, self.ends)
         return replace(found, whole_traffic=self.whole_traffic)
+
+
+def patience_s(slo: Slo) -> float:
+    """How long any request may wait for its first token (s) before it cannot be good any more; +inf: for ever."""
+    found = math.inf
+    for metric in ("ttft", "e2e"):
+        if any(target.metric == metric for target in slo.targets):
+            found = min(found, max(target.bound_s for target, _ in slo.all_targets() if target.metric == metric))
+    return found
 
 
 WINDOWS = 6

@@ -1,5 +1,6 @@
 """What settings are tried on, what the search knows of each, and what it recommends. Values; nothing here runs."""
 
+import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Self
@@ -51,7 +52,8 @@ class Evaluation:
     feasible: every run-level margin <= 0. attainment: share of good requests, 0..1.
     goodput_rps: good requests per second of span. tokens_per_s: output tokens of finished requests per second.
     violation: sum of the positive margins, each capped (0 when feasible); the order among infeasible settings.
-    Times in seconds. simulated_steps: steps the replay took (what the search pays).
+    Times in seconds. simulated_steps: steps the replay took (what the search pays). busy_share: of the replay's span,
+    0..1. sustainable_rps: estimate of what the setting carries, NaN where nobody asked; carries: it is enough.
     """
 
     setting: Setting
@@ -74,6 +76,9 @@ class Evaluation:
     simulated_steps: int
     preempted: int
     refused: int
+    busy_share: float = math.nan
+    sustainable_rps: float = math.nan
+    carries: bool = True
     whole_traffic: bool = True  # False: judged on a few windows of it, for a first look
 
 

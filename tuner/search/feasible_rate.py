@@ -5,7 +5,7 @@ before a queue has built up.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rooftune.policies.errors import InputError
@@ -58,30 +58,46 @@ def feasible_rate(
         raise InputError("capacity needs a target: without one every rate is feasible; give --ttft-p99 or --gap-p99")
     if traffic.span_s <= 0.0:
         raise InputError(f"{traffic.name} arrives all at once, so it has no rate; give traffic that spans a time")
+    tried: dict[bool, Evaluation] = {}
+
+    def meets(scale: float) -> bool:
+        found, _ = evaluate(case.at_rate(scale), setting, Role.SEARCH)
+        tried[found.feasible] = found  # each end moves only towards the other, so the latest is the one at that end
+        return found.feasible
+
+    low, high, replays = bracket(meets, start_scale, 2.0, tolerance, most_replays)
+    at, above = tried.get(True), tried.get(False)
+    return FeasibleRate(low, low * len(traffic) / traffic.span_s, high, at, above, replays)
+
+
+def bracket(
+    holds: Callable[[float], bool], start_scale: float, stride: float, tolerance: float, most_replays: int
+) -> tuple[float, float, int]:
+    """Highest rate scale tried that holds (NaN: none), lowest that does not (+inf: none), and how many were tried.
+
+    Up or down from the start by ``stride``, then bisection until both ends are within ``tolerance``.
+    """
     low, high = math.nan, math.inf
-    at: Evaluation | None = None
-    above: Evaluation | None = None
-    scale, replays = min(max(start_scale, LOWEST_SCALE), HIGHEST_SCALE), 0
-    while replays < most_replays:
-        tried, _ = evaluate(case.at_rate(scale), setting, Role.SEARCH)
-        replays += 1
-        if tried.feasible:
-            low, at = scale, tried
+    scale, tried = min(max(start_scale, LOWEST_SCALE), HIGHEST_SCALE), 0
+    while tried < most_replays:
+        tried += 1
+        if holds(scale):
+            low = scale
         else:
-            high, above = scale, tried
+            high = scale
         if high / low - 1.0 <= tolerance:
             break
         if math.isnan(low):
             if scale <= LOWEST_SCALE:
                 break
-            scale = max(scale / 2.0, LOWEST_SCALE)
+            scale = max(scale / stride, LOWEST_SCALE)
         elif math.isinf(high):
             if scale >= HIGHEST_SCALE:
                 break
-            scale = min(scale * 2.0, HIGHEST_SCALE)
+            scale = min(scale * stride, HIGHEST_SCALE)
         else:
             scale = math.sqrt(low * high)
-    return FeasibleRate(low, low * len(traffic) / traffic.span_s, high, at, above, replays)
+    return low, high, tried
 
 
 MOST_CANDIDATES = 8

@@ -5,17 +5,32 @@ sweep and the burst only for the settings that lead. Trials run on a few windows
 would take too long. Random search pays as many simulated steps. Live results correct the twin (``lessons``).
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
+
+import numpy as np
 
 from rooftune.policies.request import DEADLINE, Setting
 from rooftune.policies.slo import MarginRow, Slo
 from rooftune.policies.step_time import priced, step_time
 from rooftune.tuner.search import baselines
-from rooftune.tuner.search.arena import Arena
+from rooftune.tuner.search.arena import APART_S, PARALLEL, Arena
+from rooftune.tuner.search.baselines import random_settings
 from rooftune.tuner.search.evaluation import Advice, Case, Evaluation, Model, Role
 from rooftune.tuner.search.lessons import LiveResult, distance_octaves, lesson
+from rooftune.tuner.search.load import (
+    Carried,
+    Load,
+    estimated_rps,
+    grows,
+    horizon,
+    offered_rps,
+    sustainable_rps,
+)
 from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.search.rank import (
     BATCH_SHARE,
@@ -44,7 +59,7 @@ from rooftune.tuner.search.stages import (
 from rooftune.tuner.search.study import SettingStudy, constraints_of
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.result import RunResult
-from rooftune.tuner.sim.twin import NEVER
+from rooftune.tuner.traffic.reshape import window
 from rooftune.tuner.traffic.workload import Traffic
 
 Tell = Callable[[str, int, int], None]
@@ -62,6 +77,15 @@ RANDOM_SHARE = 0.25
 LEAST_TRIALS, PATIENCE = 32, 24
 LEADERS, SHORTLIST = 6, 3
 MOST_LIVE, MOST_DRAWS = 12, 4
+# A trial that must stay this far below the best share is not replayed to its end.
+GIVE_UP = 0.1
+# Settings by whose estimates the search knows whether anything carries the load; and the estimates, as ratios to what
+# is required, within which a replay decides.
+DRAWN, NEAR_RATE = 64, (0.7, 1.4)
+MOST_QUEUE, LEAST_GROWTH, LEAST_HORIZON_S = 200, 0.25, 60.0
+# Under overload a setting must carry this share of what the best one does: one that serves much less shows good shares
+# only until its queue has grown.
+LEAST_CARRIED = 0.85
 START_BUDGETS = 4
 
 
@@ -72,7 +96,8 @@ class Question(Case):
     base: the setting in force, from which the search goes out. bounds: knob -> (least, greatest); a knob that is not
     named is not searched. draws: other step models that the measurements allow. live: settings that ran live,
     newest first. now_error: observed minus predicted share of the setting in force. warm: settings worth a try, such as
-    what was best for earlier windows.
+    what was best for earlier windows. boot: what the engine returns to when a lease ends (None: not known); headroom:
+    by how much a setting must carry more than what is offered; horizon_s: how far a growing queue is looked at.
     """
 
     base: Setting
@@ -83,6 +108,9 @@ class Question(Case):
     live: Sequence[LiveResult] = ()
     now_error: float = 0.0
     warm: Sequence[Setting] = ()
+    boot: Setting | None = None
+    headroom: float = 0.15
+    horizon_s: float = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +120,8 @@ class LiveProposal:
     twin_now, twin_best: the twin's alone. noise: half-width of the 90 % interval of best - now. trials,
     simulated_steps: of the Optuna search alone, the replays of its leaders included; live_trials: those that stood
     beside them in its study. random_best, equal_best: the best that random search found for random_steps, and Optuna
-    for as many, both where the trials ran. batch: no targets.
+    for as many, both where the trials ran. batch: no targets. load: what arrives and what is carried; None when all of
+    the window arrived at once.
     """
 
     verdict: Advice
@@ -110,6 +139,7 @@ class LiveProposal:
     live_trials: int = 0
     leaders: tuple[Evaluation, ...] = ()
     batch: bool = False
+    load: Load | None = None
 
     @property
     def binding(self) -> MarginRow | None:
@@ -129,22 +159,42 @@ def research(question: Question, tell: Tell = lambda stage, done, total: None) -
 
     Raises InputError when ``base`` is outside the boot envelope or no request fits the KV pool.
     """
-    q = question
     space = search_space(
-        q.engine, q.base, q.slo, priced(q.model).formula, knobs=frozenset(q.bounds) & EVERYTHING, bounds=q.bounds
+        question.engine,
+        question.base,
+        question.slo,
+        priced(question.model).formula,
+        knobs=frozenset(question.bounds) & EVERYTHING,
+        bounds=question.bounds,
     )
-    whole = Arena(q, _enough(q, q.traffic))
-    raw_now, now_result = replay_in_force(q, q.base, "read the engine's pool again")
+    demand = _demand(question, space)
+    short = demand is not None and demand.short
+    q = horizon(question, demand.horizon_s(question.horizon_s)) if demand is not None and short else question
+    whole = Arena(q, _enough(q, q.traffic), short and q.slo.objective == "goodput")
+    raw_now, now_result = replay_in_force(q, q.base, "read the engine's pool again", whole.ends)
     all_steps = STEPS_OF_TRIAL * raw_now.simulated_steps * min(q.trials, USUAL_TRIALS)
     windows = excerpt(whole, all_steps, SEARCH_STEPS, LEAST_SHARE, WHOLE_SHARE)
+    if windows is not None and short:
+        # From its beginning: a later window would begin with an empty queue.
+        share = max(SEARCH_STEPS / max(all_steps, 1.0), LEAST_SHARE)
+        first_s = float(q.traffic.arrival_s[0])
+        windows = replace(windows, case=replace(q, traffic=window(q.traffic, first_s, share * q.traffic.span_s)))
     windows = windows and replace(windows, max_steps=_enough(q, windows.case.traffic))
     live = [one for one in q.live if one.setting != q.base and _possible(one.setting, q.engine)][:MOST_LIVE]
     twin = _twin_of(live, whole)
-    track = Track(whole, windows, [lesson(one, twin.get(one.setting, 0.0), q.now_error) for one in live])
+    lessons = [lesson(one, twin.get(one.setting, 0.0), q.now_error) for one in live]
+    required_rps = 0.0 if demand is None else demand.required_rps
+    overload = demand is not None and demand.overload
+    track = Track(
+        whole, windows, lessons, required_rps, overload, GIVE_UP if q.slo.objective == "goodput" else math.inf
+    )
     now = track.corrected(raw_now)
     if not space.knobs:
         what = Advice.KEEP if now.feasible else Advice.INFEASIBLE
-        return LiveProposal(verdict=what, now=now, best=now, twin_now=raw_now.attainment, twin_best=raw_now.attainment)
+        shares_now = {"twin_now": raw_now.attainment, "twin_best": raw_now.attainment}
+        return LiveProposal(
+            verdict=what, now=now, best=now, **shares_now, load=demand and demand.load(q, raw_now, raw_now)
+        )
     paid = track.paid_steps
     study = SettingStudy(space, sampler="tpe", seed=q.seed)
     lived = _tell_live(study, track, live, q.slo)
@@ -159,8 +209,10 @@ def research(question: Question, tell: Tell = lambda stage, done, total: None) -
     equal = [look for look, paid_then in zip(looks, spent, strict=True) if paid_then <= rival.paid_steps]
     tell("decide", 0, 1)
     tried = [_plain(e, q.base) for e in track.lead([*lived, *looks, *random_looks], Role.SEARCH, LEADERS)]
+    if demand is not None and not overload:
+        now, *tried = _carried([now, *tried], question, demand)
     best = _decide([now, *tried], q, windows or whole)
-    raw_best, best_result = evaluate(q, best.setting, best.role)
+    raw_best, best_result = evaluate(q, best.setting, best.role, replace(whole).ends)
     uncertainty = noise(now_result, best_result, q.slo, q.seed)
     what = verdict(now, best, uncertainty, q.slo)
     if stays(what, now, best, max(SAME_SHARE, uncertainty)):
@@ -182,14 +234,92 @@ def research(question: Question, tell: Tell = lambda stage, done, total: None) -
         live_trials=len(lived),
         leaders=tuple(tried),
         batch=batch,
+        load=demand and demand.load(q, raw_now, raw_best),
     )
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What arrives, and what carries it (requests per second), as known before the search.
+
+    wanted_rps: with headroom. most_rps: estimate for the setting that carries most. in_force_rps, boot_rps: replayed.
+    """
+
+    offered_rps: float
+    wanted_rps: float
+    most_rps: float
+    in_force_rps: float
+    boot_rps: float
+
+    @property
+    def overload(self) -> bool:
+        """Nothing within the bounds carries it with headroom."""
+        return max(self.most_rps, self.in_force_rps) < self.wanted_rps
+
+    @property
+    def required_rps(self) -> float:
+        """What the search asks of a setting."""
+        return LEAST_CARRIED * max(self.most_rps, self.in_force_rps) if self.overload else self.wanted_rps
+
+    @property
+    def short(self) -> bool:
+        """What matters shows only over the horizon: a queue that grows."""
+        return self.overload or self.in_force_rps < self.offered_rps
+
+    def horizon_s(self, most_s: float) -> float:
+        """How far a short supply is looked at: until a queue has built up that no target survives. A replay's time
+        grows with the square of its queue, and further on the same happens."""
+        growth_rps = max(self.offered_rps - self.in_force_rps, LEAST_GROWTH * self.offered_rps)
+        return min(max(MOST_QUEUE / growth_rps, LEAST_HORIZON_S), most_s)
+
+    def load(self, q: Question, now: Evaluation, best: Evaluation) -> Load:
+        """With the search's end. The proposal's rate was replayed where it decided, otherwise it is the estimate."""
+        in_force = Carried(self.in_force_rps, now.busy_share)
+        proposed, boot = in_force, None
+        if best.setting != q.base:
+            proposed = Carried(estimated_rps(q, best.setting), best.busy_share)
+        if q.boot is not None:
+            same = q.boot == q.base
+            share = now.busy_share if same else evaluate(q, q.boot, Role.DEFAULT)[0].busy_share
+            boot = Carried(self.boot_rps, share)
+        return Load(self.offered_rps, in_force, boot, proposed, self.overload or self.in_force_rps < self.offered_rps)
+
+
+def _demand(q: Question, space: SearchSpace) -> Demand | None:
+    """None when all of the window arrived at once: it has no rate."""
+    if len(q.traffic) < 2 or q.traffic.span_s <= 0.0:
+        return None
+    offered = offered_rps(q)
+    asked = list(dict.fromkeys([q.base, q.boot or q.base]))
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        rates = dict(zip(asked, pool.map(lambda one: sustainable_rps(q, one, q.horizon_s)[0], asked), strict=True))
+    draws = islice(random_settings(space, q.seed + 2), DRAWN) if space.knobs else ()
+    most = max(estimated_rps(q, one) for one in (q.base, space.fullest, *draws))
+    return Demand(offered, (1.0 + q.headroom) * offered, most, rates[q.base], rates[q.boot or q.base])
+
+
+def _carried(tried: Sequence[Evaluation], q: Question, demand: Demand) -> list[Evaluation]:
+    """The same, each replayed at the rate that it must carry where the estimate is not far from it."""
+    scale = demand.wanted_rps / demand.offered_rps
+
+    def look(e: Evaluation) -> Evaluation:
+        if e.setting == q.base:
+            return replace(e, carries=demand.in_force_rps >= demand.wanted_rps)
+        if not NEAR_RATE[0] <= e.sustainable_rps / demand.wanted_rps <= NEAR_RATE[1]:
+            return e
+        return replace(e, carries=not grows(q.at_rate(scale), e.setting, q.horizon_s))
+
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        return list(pool.map(look, tried))
 
 
 def _enough(q: Question, traffic: Traffic) -> int:
     """More steps than fit into the time of the traffic and a quarter more: the engine falls ever further behind, and
     what waits till then has missed the targets. Replays under overload are by far the dearest."""
     shortest_s = max(step_time(priced(q.model).formula, 1.0, 1.0, 0.0, 0.0), 1e-4)
-    return int(OVERTIME * traffic.span_s / shortest_s) + 2 * int(traffic.output_tokens.max()) + 1000
+    gaps_s = np.diff(traffic.arrival_s)
+    span_s = float(gaps_s[gaps_s < APART_S / 2.0].sum())  # windows are far apart, and nothing runs between them
+    return int(OVERTIME * span_s / shortest_s) + 2 * int(traffic.output_tokens.max()) + 1000
 
 
 def _possible(setting: Setting, engine: Engine) -> bool:
@@ -261,7 +391,7 @@ def _decide(tried: Sequence[Evaluation], q: Question, seen: Arena) -> Evaluation
     shortlist = equals[:SHORTLIST]
     if len(shortlist) == 1:
         return shortlist[0]
-    rivals, seen = shortlist, replace(seen, max_steps=NEVER)
+    rivals, seen = shortlist, replace(seen, max_steps=math.inf)
     for arena in (*(under(seen, draw) for draw in q.draws[:MOST_DRAWS]), with_burst(seen)):
         found = shares(arena, rivals)
         least = max(found[e.setting] for e in shortlist) - BURST_TOLERANCE
@@ -275,7 +405,7 @@ def _equals(tried: Sequence[Evaluation], q: Question) -> list[Evaluation]:
         return alike(tried, q.slo)
     top = min(tried, key=lambda e: rank(e, q.slo))
     least = top.attainment - max(SAME_SHARE, 1.0 / len(q.traffic))
-    return [e for e in tried if e.feasible == top.feasible and e.attainment >= least]
+    return [e for e in tried if (e.feasible, e.carries) == (top.feasible, top.carries) and e.attainment >= least]
 
 
 def _near(e: Evaluation, q: Question) -> tuple[float, ...]:

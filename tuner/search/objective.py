@@ -18,7 +18,7 @@ from rooftune.policies.slo import (
 )
 from rooftune.tuner.search.evaluation import Case, Evaluation, Role
 from rooftune.tuner.sim.result import RunResult
-from rooftune.tuner.sim.twin import NEVER, simulate
+from rooftune.tuner.sim.twin import TO_THE_END, Ends, simulate
 
 # A margin beyond this says "far off" and nothing more: samplers add positive margins up.
 MARGIN_CAP = 10.0
@@ -43,14 +43,14 @@ def constraint(row: MarginRow, missed: float) -> float:
     return MARGIN_CAP * missed if missed > 0.0 else min(capped_margin(row), 1e-3)
 
 
-def evaluate(case: Case, setting: Setting, role: Role, max_steps: int = NEVER) -> tuple[Evaluation, RunResult]:
-    """Replay the traffic under ``setting`` and judge it; a request unfinished after ``max_steps`` has failed.
+def evaluate(case: Case, setting: Setting, role: Role, ends: Ends = TO_THE_END) -> tuple[Evaluation, RunResult]:
+    """Replay the traffic under ``setting`` and judge it; what is unfinished where it ``ends`` has failed.
 
     Raises InputError for a setting outside the envelope.
     """
     bounds_s = case.slo.gap_bounds()
     result = simulate(
-        case.traffic, case.engine, setting, case.model, gap_bounds_s=bounds_s, noise=case.noise, max_steps=max_steps
+        case.traffic, case.engine, setting, case.model, gap_bounds_s=bounds_s, noise=case.noise, ends=ends
     )
     return judge(result, setting, case.slo, role), result
 
@@ -89,4 +89,5 @@ def judge(result: RunResult, setting: Setting, slo: Slo, role: Role) -> Evaluati
         simulated_steps=result.steps,
         preempted=result.preempted,
         refused=result.refused,
+        busy_share=result.busy_share,
     )

@@ -33,13 +33,14 @@ def known(evaluation: Evaluation) -> bool:
 
 
 def rank(evaluation: Evaluation, slo: Slo) -> tuple[float, ...]:
-    """Sort key, best first: feasible before infeasible; then the objective; then calm gaps; then a small budget.
+    """Sort key, best first: what carries the load before what does not; feasible before infeasible; then the objective;
+    then calm gaps; then a small budget.
 
     What gave no number comes after everything else.
     """
     if not known(evaluation):
-        return (2.0, 0.0, 0.0, float(evaluation.setting.step_tokens))
-    infeasible = 0.0 if evaluation.feasible else 1.0
+        return (4.0, 0.0, 0.0, float(evaluation.setting.step_tokens))
+    infeasible = (0.0 if evaluation.feasible else 1.0) + (0.0 if evaluation.carries else 2.0)
     if slo.objective == "tokens_per_s":
         return (infeasible, -evaluation.tokens_per_s, evaluation.setting.step_tokens)
     # Answers of one token have no gaps: nothing to be calm about.
@@ -53,7 +54,7 @@ def alike(tried: Sequence[Evaluation], slo: Slo) -> list[Evaluation]:
     top = ordered[0]
     if not known(top):
         return [top]
-    same = [e for e in ordered if e.feasible == top.feasible]
+    same = [e for e in ordered if (e.feasible, e.carries) == (top.feasible, top.carries)]
     if slo.objective == "tokens_per_s":
         return [e for e in same if e.tokens_per_s >= (1.0 - BATCH_SHARE) * top.tokens_per_s]
     return [e for e in same if e.attainment >= top.attainment - SAME_SHARE]
@@ -94,11 +95,13 @@ def noise(current: RunResult, best: RunResult, slo: Slo, seed: int) -> float:
 
 
 def verdict(current: Evaluation, best: Evaluation, uncertainty: float, slo: Slo) -> Advice:
-    """CHANGE only for a gain beyond noise, or towards meeting every target."""
+    """CHANGE only for a gain beyond noise, or towards meeting every target or carrying the load."""
     if not best.feasible:
         return Advice.INFEASIBLE
     if best.setting == current.setting:
         return Advice.KEEP
+    if best.carries and not current.carries:
+        return Advice.CHANGE
     if slo.objective == "tokens_per_s":
         return Advice.CHANGE if best.tokens_per_s > (1.0 + BATCH_SHARE) * current.tokens_per_s else Advice.KEEP
     if not current.feasible:

@@ -146,6 +146,13 @@ class SearchSpace:
         high = self._units[1]
         return min(max(MIN_CHUNK_CAP_TOKENS // self.grid_tokens, 1), high), high
 
+    @property
+    def fullest(self) -> Setting:
+        """The setting with the fullest steps: the highest budget, cap and sequences, and no policy."""
+        most = dict.fromkeys(("budget_units", "cap_units", "sequences"), 1 << 30)
+        none = dict.fromkeys(("partial_prefills", "long_partial_prefills", "budget_policy", "order_policy"), 0)
+        return self.draw(Recorded({**self.params(self.base), **most, **none}))
+
     def params(self, setting: Setting) -> dict[str, int]:
         """The numbers that lead to the point of this space nearest to ``setting`` (a warm start)."""
         low, high = self._units

@@ -15,16 +15,20 @@ from rooftune.tuner.search.arena import PARALLEL, WINDOWS, Arena, slices
 from rooftune.tuner.search.baselines import random_settings
 from rooftune.tuner.search.evaluation import Case, Evaluation, Model, Role
 from rooftune.tuner.search.lessons import Lesson, correction
+from rooftune.tuner.search.load import estimated_rps
 from rooftune.tuner.search.objective import MARGIN_CAP, evaluate
 from rooftune.tuner.search.rank import rank, value
 from rooftune.tuner.search.space import SearchSpace
-from rooftune.tuner.search.study import SettingStudy
+from rooftune.tuner.search.study import SettingStudy, constraints_of
 from rooftune.tuner.sim.result import RunResult
+from rooftune.tuner.sim.twin import TO_THE_END, Ends
 from rooftune.tuner.traffic.reshape import Burst, add_burst
 
 # The burst: twice the rate, for a tenth of the time, from 40 % on. A share this much lower under it is no difference.
 BURST_FACTOR, BURST_START, BURST_LENGTH = 2.0, 0.4, 0.1
 BURST_TOLERANCE = 0.01
+# How far the estimate of what a setting carries may be too low (docs/decisions/025-headroom.md); leaders are replayed.
+ESTIMATE_ERROR = 0.1
 
 
 def with_burst(calm: Arena) -> Arena:
@@ -55,12 +59,12 @@ def excerpt(
     return replace(whole, case=replace(whole.case, traffic=slices(traffic, share, count)), whole_traffic=False)
 
 
-def replay_in_force(case: Case, setting: Setting, remedy: str) -> tuple[Evaluation, RunResult]:
-    """The setting in force on all of the traffic, to the end.
+def replay_in_force(case: Case, setting: Setting, remedy: str, ends: Ends = TO_THE_END) -> tuple[Evaluation, RunResult]:
+    """The setting in force on all of the traffic.
 
     Raises InputError, which ends with ``remedy``, when no request fits the KV pool.
     """
-    now, result = evaluate(case, setting, Role.CURRENT)
+    now, result = evaluate(case, setting, Role.CURRENT, ends)
     if now.refused == len(case.traffic):
         pool = case.engine.kv_blocks * case.engine.boot.block_tokens
         raise bad_value("KV pool", pool, "large enough for at least one request", remedy)
@@ -72,12 +76,17 @@ class Track:
     """The two stages of one search: a look at windows of the traffic, then the leaders on all of it.
 
     windows: None when every trial runs on the whole traffic. lessons: corrections by what ran live, on everything that
-    comes out.
+    comes out. required_rps: what a setting must carry; 0: not asked. overload: nothing carries what is offered, so
+    only the share of good requests counts. give_up: a trial that must stay this far below the best is not replayed to
+    its end; so far the sampler still sees which of two bad settings is the worse.
     """
 
     whole: Arena
     windows: Arena | None = None
     lessons: Sequence[Lesson] = ()
+    required_rps: float = 0.0
+    overload: bool = False
+    give_up: float = math.inf
 
     def rival(self) -> "Track":
         """The same for another search, nothing paid yet."""
@@ -90,16 +99,28 @@ class Track:
 
     def look(self, settings: Sequence[Setting], role: Role) -> list[Evaluation]:
         """First stage."""
-        return [self.corrected(e) for e in (self.windows or self.whole).run([(setting, role) for setting in settings])]
+        return self._run(self.windows or self.whole, settings, role)
 
     def lead(self, looks: Sequence[Evaluation], role: Role, most: int) -> list[Evaluation]:
         """Second stage: the ``most`` best looks on all of the traffic, from the twin's own values again."""
         ordered = sorted(looks, key=lambda e: rank(e, self.whole.case.slo))
         settings = list(dict.fromkeys(e.setting for e in ordered))[:most]
-        return [self.corrected(e) for e in self.whole.run([(setting, role) for setting in settings])]
+        return self._run(self.whole, settings, role)
+
+    def _run(self, arena: Arena, settings: Sequence[Setting], role: Role) -> list[Evaluation]:
+        """Evaluates, and raises the bar for the next ones: what cannot come near the best is given up."""
+        found = [self.corrected(e) for e in arena.run([(setting, role) for setting in settings])]
+        slack = self.give_up + max((abs(one.miss) for one in self.lessons), default=0.0)
+        best = max((e.attainment for e in found if e.carries), default=0.0)
+        arena.least_share = max(arena.least_share, min(best, self._least) - slack)
+        return found
 
     def corrected(self, raw: Evaluation) -> Evaluation:
-        """With the corrections by what ran live."""
+        """With what it carries, and the corrections by what ran live."""
+        if self.required_rps > 0.0:
+            carried_rps = estimated_rps(self.whole.case, raw.setting)
+            enough = carried_rps >= (1.0 - ESTIMATE_ERROR) * self.required_rps
+            raw = replace(raw, sustainable_rps=carried_rps, carries=enough)
         change = correction(raw.setting, self.lessons)
         if change == 0.0:
             return raw
@@ -107,7 +128,21 @@ class Track:
         return replace(raw, attainment=share, feasible=raw.feasible and (change > 0.0 or share >= self._least))
 
     def constraint(self, corrected: Evaluation) -> dict[str, float]:
-        """Beside the targets' own: what live results say of them all together."""
+        """Beside the targets' own: the load, and what live results say of all targets together.
+
+        Under overload no target is met for long: none binds, so that the sampler maximises the share of good requests.
+        """
+        if self.overload:
+            return dict.fromkeys(constraints_of(corrected), -1.0) | self._load(corrected)
+        return self._load(corrected) | self._live(corrected)
+
+    def _load(self, corrected: Evaluation) -> dict[str, float]:
+        if self.required_rps == 0.0:
+            return {}
+        short = 1.0 - corrected.sustainable_rps / self.required_rps
+        return {"load": -1.0 if corrected.carries else MARGIN_CAP * min(max(short, 1e-3), 1.0)}
+
+    def _live(self, corrected: Evaluation) -> dict[str, float]:
         if not self.lessons:
             return {}
         contradicted = not corrected.feasible and all(row.margin <= 0.0 for row in corrected.margins if row.samples)

@@ -65,7 +65,16 @@ GAP_ROWS = 6
 LOG_ROWS = 7
 CACHE_HIT_TOKENS = 8
 BEGUN = 9  # requests that were in the engine when the replay began, the first rows
+LATE = 10
 TOTALS = 12
+
+# When a replay ends early: more steps than this, this instant, more late requests than this; how long a first token may
+# take before its request counts as late; and, if not 0, as soon as every request is late or has finished.
+MOST_STEPS = 0
+END_S = 1
+MOST_LATE = 2
+PATIENCE_S = 3
+DECIDED = 4
 
 
 class Run(NamedTuple):
@@ -73,7 +82,7 @@ class Run(NamedTuple):
 
     times: (n, TIMES), NaN before. gap_over: (n, bounds), gaps of a request above each of gap_bounds_s.
     over: (bounds,) scratch. totals: (TOTALS,). pool_blocks: (1,) KV blocks of the pool. now_s: (1,) where the replay
-    begins, and where it ended.
+    begins, and where it ended. ends: see ``MOST_STEPS``.
     """
 
     times: FloatArray
@@ -83,10 +92,16 @@ class Run(NamedTuple):
     totals: IntArray
     pool_blocks: IntArray
     now_s: FloatArray
+    ends: FloatArray
 
 
-def new_run(requests: int, gap_bounds_s: Sequence[float], pool_blocks: int) -> Run:
-    """A run of this many requests before its first step. gap_bounds_s: in any order."""
+def new_run(
+    requests: int,
+    gap_bounds_s: Sequence[float],
+    pool_blocks: int,
+    ends: Sequence[float] = (np.inf, np.inf, np.inf, np.inf, 0.0),
+) -> Run:
+    """A run of this many requests before its first step. gap_bounds_s: in any order. ends: see ``MOST_STEPS``."""
     bounds = np.array(sorted(gap_bounds_s), dtype=np.float64)
     return Run(
         times=np.full((requests, TIMES), np.nan),
@@ -96,6 +111,7 @@ def new_run(requests: int, gap_bounds_s: Sequence[float], pool_blocks: int) -> R
         totals=np.zeros(TOTALS, dtype=np.int64),
         pool_blocks=np.array([pool_blocks], dtype=np.int64),
         now_s=np.zeros(1, dtype=np.float64),
+        ends=np.array(ends, dtype=np.float64),
     )
 
 
@@ -320,6 +336,12 @@ def _arrive(boot: Boot, state: State, run: Run, request: int) -> int:
     return 0
 
 
+def _late(run: Run, arrival_s: FloatArray, request: int) -> bool:
+    """Whether the first token took longer than the patience, or has not come."""
+    waited_s = run.times[request, FIRST_TOKEN_S] - arrival_s[request]
+    return not waited_s <= run.ends[PATIENCE_S]
+
+
 def replay(
     settings: FloatArray,
     changes_s: FloatArray,
@@ -330,7 +352,6 @@ def replay(
     run: Run,
     skip: int,
     keep_log: int,
-    max_steps: int,
 ) -> tuple[FloatArray, IntArray, IntArray, FloatArray]:
     """Replay all requests of ``state`` (rows in order of arrival); returns gap values, weights, the log and its times.
 
@@ -342,11 +363,24 @@ def replay(
     total = len(arrival_s)
     gap_values, gap_weights = np.empty(4096, np.float64), np.empty(4096, np.int64)
     log, log_times = np.empty((64, 3), np.int64), np.empty(64, np.float64)
-    arrived, finished, change = totals[BEGUN], 0, 0
+    arrived, finished, change, due, decided = totals[BEGUN], 0, 0, 0, 0
     # seen: arrivals up to here are in the queue for the next plan; plan-ahead plans as the previous step begins.
     now = seen = run.now_s[0]
     setting = setting_from_row(settings[0])
-    while finished < total and totals[STEPS] < max_steps:
+    ends = run.ends
+    while finished < total and totals[STEPS] < ends[MOST_STEPS] and now < ends[END_S]:
+        # Each request is looked at once, when its patience is over.
+        while due < arrived and arrival_s[due] + ends[PATIENCE_S] < now:
+            if _late(run, arrival_s, due):
+                totals[LATE] += 1
+            due += 1
+        if totals[LATE] > ends[MOST_LATE]:
+            break
+        if ends[DECIDED] != 0.0 and due == total:
+            while decided < total and (_late(run, arrival_s, decided) or not np.isnan(run.times[decided, FINISH_S])):
+                decided += 1
+            if decided == total:
+                break
         while change + 1 < len(changes_s) and changes_s[change + 1] <= now:
             change += 1
             setting = setting_from_row(settings[change])

@@ -36,6 +36,13 @@ class RunResult:
     log_times_s: FloatArray
     left: Progress
 
+    @property
+    def busy_share(self) -> float:
+        """Share of the span in which steps ran, 0..1: an engine is idle from the last finish to the next arrival."""
+        finish_s = np.where(np.isnan(self.outcomes.finish_s), np.inf, self.outcomes.finish_s)
+        gap_s = self.outcomes.arrival_s[1:] - np.maximum.accumulate(finish_s)[:-1]
+        return min(max(1.0 - float(np.maximum(gap_s, 0.0).sum()) / self.span_s, 0.0), 1.0)
+
     @classmethod
     def from_run(
         cls,

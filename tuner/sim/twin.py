@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,7 +32,20 @@ from rooftune.tuner.sim.progress import Progress
 from rooftune.tuner.sim.result import RunResult
 from rooftune.tuner.traffic.workload import Traffic
 
-NEVER = 1 << 62
+
+class Ends(NamedTuple):
+    """When a replay ends early: after so many steps, at an instant of the traffic's clock, as soon as more than
+    ``most_late`` requests have waited longer than ``patience_s`` for their first token, or with ``decided`` as soon as
+    every request has waited too long or finished. In the kernel's order."""
+
+    most_steps: float = math.inf
+    at_s: float = math.inf
+    most_late: float = math.inf
+    patience_s: float = math.inf
+    decided: bool = False
+
+
+TO_THE_END = Ends()
 
 
 @dataclass(frozen=True)
@@ -114,7 +127,7 @@ def simulate(
     gap_bounds_s: Sequence[float] = (),
     skip: bool = True,
     keep_log: bool = False,
-    max_steps: int = NEVER,
+    ends: Ends = TO_THE_END,
     noise: StepNoise = QUIET,
     progress: Progress | None = None,
 ) -> RunResult:
@@ -124,7 +137,7 @@ def simulate(
     at 0 s. Gaps above ``gap_bounds_s`` count from the beginning on.
 
     gap_bounds_s: bounds for which gaps above are counted per request. skip: False plans every single step.
-    keep_log: keep (step, request, tokens) of everything planned. max_steps: stop after this many steps.
+    keep_log: keep (step, request, tokens) of everything planned. ends: when to stop early.
     noise: factors on the duration of each step; budget and order policies still use the model's.
     Raises InputError for a setting outside the envelope.
     """
@@ -135,13 +148,13 @@ def simulate(
             raise bad_value(
                 "instant of a change", change.at_s, f"finite and at least {before.at_s:g}", "sort the changes by time"
             )
-    state, run = prepare(traffic, engine), kernel.new_run(len(traffic), gap_bounds_s, engine.kv_blocks)
+    state, run = prepare(traffic, engine), kernel.new_run(len(traffic), gap_bounds_s, engine.kv_blocks, ends)
     if progress is not None:
         progress.check(traffic, engine)
         progress.enter(state, run, engine)
     rows = np.array([[float(v) for v in s] for s in (setting, *(c.setting for c in changes))], dtype=np.float64)
     at_s = np.array([-np.inf, *(c.at_s for c in changes)], dtype=np.float64)
     values, weights, log, log_times = _replay()(
-        rows, at_s, engine.boot, priced(model), noise, state, run, int(skip), int(keep_log), max_steps
+        rows, at_s, engine.boot, priced(model), noise, state, run, int(skip), int(keep_log)
     )
     return RunResult.from_run(traffic, engine, state, run, (values, weights), (log, log_times))

@@ -105,3 +105,41 @@ def window(traffic: Traffic, start_s: float, length_s: float) -> Traffic:
         prefix_keys=keys,
         name=f"{traffic.name} from {start_s:g} s for {length_s:g} s",
     )
+
+
+def repeat(traffic: Traffic, times: int) -> Traffic:
+    """The same requests ``times`` times, one after another at the same rate; prefixes are not shared between them.
+
+    Raises InputError for traffic that arrives all at once, or fewer than one time.
+    """
+    period_s = period_of(traffic)
+    if times < 1:
+        raise bad_value("times", times, "at least 1", "1 leaves the traffic as it is")
+    if times == 1:
+        return traffic
+    shift_s = np.repeat(period_s * np.arange(times), len(traffic))
+    keys, offsets = traffic.prefix_keys, traffic.prefix_offsets
+    if len(offsets):
+        kinds = int(keys.max()) + 1 if len(keys) else 0
+        offsets = np.concatenate([[0], *(offsets[1:] + len(keys) * k for k in range(times))])
+        keys = np.concatenate([keys + kinds * k for k in range(times)])
+    return replace(
+        traffic,
+        arrival_s=np.tile(traffic.arrival_s, times) + shift_s,
+        prompt_tokens=np.tile(traffic.prompt_tokens, times),
+        output_tokens=np.tile(traffic.output_tokens, times),
+        cached_tokens=np.tile(traffic.cached_tokens, times),
+        tenant=np.tile(traffic.tenant, times),
+        prefix_offsets=offsets,
+        prefix_keys=keys,
+        name=f"{traffic.name}, {times} times",
+    )
+
+
+def period_of(traffic: Traffic) -> float:
+    """Seconds from one repetition to the next: the span, and one mean gap between arrivals. Requests over it are the
+    offered rate. Raises InputError for traffic that arrives all at once."""
+    n = len(traffic)
+    if n < 2 or traffic.span_s <= 0.0:
+        raise InputError(f"{traffic.name} arrives all at once, so it has no rate; give traffic that spans a time")
+    return traffic.span_s * n / (n - 1)

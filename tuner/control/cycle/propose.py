@@ -13,7 +13,7 @@ from rooftune.policies.request import Boot, Setting
 from rooftune.policies.step_time import StepModel
 from rooftune.tuner.control.cycle.fit import noise_pairs
 from rooftune.tuner.control.cycle.learned import proven
-from rooftune.tuner.control.cycle.observe import Seen, keeps_decodes_moving
+from rooftune.tuner.control.cycle.observe import Seen, boot_of, keeps_decodes_moving
 from rooftune.tuner.control.job import Job, SearchAnswer
 from rooftune.tuner.control.memory import Bounds, Traffic, Tried, Trust, alike, region, setting_of
 from rooftune.tuner.control.options import LoopOptions
@@ -109,11 +109,15 @@ def make_job(
         noise_measured_s=measured,
         slo=seen.slo,
         base=effective(seen),
+        boot=boot_of(seen.state),
         bounds=bounds,
         trials=options.trials,
         seed=options.seed + number,
         storage=options.storage,
         live=live_results(tried, seen.traffic),
+        headroom=options.limits.headroom,
+        horizon_s=options.horizon_s,
+        largest_ratio=options.limits.largest_ratio,
     )
 
 
