@@ -40,7 +40,8 @@ class GuardLimits:
     """The operator's limits. Gains are shares of requests; exploration costs SLO-seconds.
 
     One SLO-second is a second in which every request misses its targets (or two in which half do).
-    headroom: share of the offered rate that a setting must carry beyond it. no_push: spans without pushes. push_only: if given, the only spans with pushes.
+    headroom: share of the offered rate that a setting must carry beyond it. no_push: spans without pushes.
+    push_only: if given, the only spans with pushes.
     """
 
     largest_ratio: float = 2.0

@@ -168,6 +168,7 @@ def options(**changes: Any) -> LoopOptions:
         "search_requests": 40,
         "min_requests": 40,
         "trials": 10,
+        "horizon_s": 120.0,
         "seed": 0,
         "storage": None,
         "zone": UTC,

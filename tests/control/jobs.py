@@ -39,6 +39,7 @@ def job(traffic: Traffic | None = None, **changes: Any) -> Job:
         "model": MODEL,
         "slo": Slo((TTFT, GAP)),
         "base": BASE,
+        "boot": BASE,
         "bounds": BOUNDS,
         "trials": 30,
     }

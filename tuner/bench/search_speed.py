@@ -113,6 +113,7 @@ def live_job(traffic: Traffic, trials: int) -> Job:
         noise_measured_s=tuple((modelled_s * rng.lognormal(0.0, 0.02, NOISE_STEPS)).tolist()),
         slo=Slo((Target("ttft", 2.0, 0.99), Target("gap", GAP_S, 0.99))),
         base=IN_FORCE,
+        boot=IN_FORCE,
         bounds={"step_tokens": (128.0, 8192.0), "chunk_cap_tokens": (16.0, 8192.0)},
         trials=trials,
     )

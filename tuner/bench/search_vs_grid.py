@@ -19,6 +19,7 @@ from rooftune.tuner.search.evaluation import Case, Evaluation, Role
 from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.search.rank import rank
 from rooftune.tuner.search.recommend import recommend
+from rooftune.tuner.sim.twin import Ends
 from rooftune.tuner.traffic.workload import Traffic
 
 BUDGETS = (*range(128, 2049, 32), 4096, 8192, 16_384)
@@ -55,7 +56,7 @@ def grid_best(traffic: Traffic, budgets: tuple[int, ...], caps: tuple[int, ...])
 
 def surely_failed(traffic: Traffic, setting: Setting, steps: int) -> int:
     """Requests that have missed a target for good after ``steps`` steps."""
-    outcomes = evaluate(Case(traffic, ENGINE, MODEL, SLO), setting, Role.SWEEP, steps)[1].outcomes
+    outcomes = evaluate(Case(traffic, ENGINE, MODEL, SLO), setting, Role.SWEEP, Ends(steps))[1].outcomes
     first_s, arrival_s = outcomes.first_token_s, outcomes.arrival_s
     now_s = np.nanmax(np.concatenate([first_s, outcomes.finish_s, [0.0]]))
     bound_s = min(target.bound_s for target in SLO.targets if target.metric == "ttft")

@@ -85,9 +85,9 @@ class Job(Part):
 
     draws: other step models that the data allows. noise_modelled_s, noise_measured_s: the same steps twice, for the
     twin's step noise (empty: none). base: the setting in force, under which the window ran and from which the search
-    goes out; boot: what the engine returns to without a lease. bounds: knob -> (least, greatest) within envelope, operator's bounds and trust region; other knobs are not
-    searched. study, storage: name and Optuna URL of the trials (None: memory). live: settings that ran
-    live, newest first. headroom, horizon_s: see ``rooftune.tuner.search.live.Question``. largest_ratio: of one push.
+    goes out; boot: without a lease. bounds: knob -> (least, greatest) within envelope, operator's bounds and trust
+    region; other knobs are not searched. study, storage: name and Optuna URL of the trials (None: memory). live:
+    settings that ran live, newest first. headroom, horizon_s: see ``rooftune.tuner.search.live.Question``. largest_ratio: of one push.
     """
 
     window: WindowPart

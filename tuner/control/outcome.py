@@ -105,8 +105,8 @@ class LoadPart(Part):
     """Requests per second that arrive, and that settings carry: at which a queue does not grow.
 
     offered_rps: in this cycle's window, whether they have ended or not; in an answer of the child, in its window.
-    proposed: of the search's proposal. overload: more arrives than what is in force carries, or than anything carries
-    with headroom.
+    proposed: of the search's proposal. overload: more arrives than anything carries with headroom, or (in a cycle) than
+    what is in force carries.
     """
 
     offered_rps: Annotated[float, Field(ge=0)] | None

@@ -24,7 +24,8 @@ class Arena:
     """Evaluates settings on one case and remembers; ``replace`` makes one that knows nothing yet.
 
     max_steps: a replay that takes more is given up. until_decided: it ends when no request can become good any more.
-    whole_traffic: False for a few windows of it. paid_steps: steps really simulated. least_share: a replay whose share of good requests can no longer reach it is given up, too.
+    whole_traffic: False for a few windows of it. paid_steps: steps really simulated. least_share: a replay whose share
+    of good requests can no longer reach it is given up, too.
     """
 
     case: Case

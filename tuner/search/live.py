@@ -24,6 +24,7 @@ from rooftune.tuner.search.evaluation import Advice, Case, Evaluation, Model, Ro
 from rooftune.tuner.search.lessons import LiveResult, distance_octaves, lesson
 from rooftune.tuner.search.load import (
     Carried,
+    Demand,
     Load,
     estimated_rps,
     grows,
@@ -59,7 +60,6 @@ from rooftune.tuner.search.stages import (
 from rooftune.tuner.search.study import SettingStudy, constraints_of
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.result import RunResult
-from rooftune.tuner.traffic.reshape import window
 from rooftune.tuner.traffic.workload import Traffic
 
 Tell = Callable[[str, int, int], None]
@@ -82,10 +82,6 @@ GIVE_UP = 0.1
 # Settings by whose estimates the search knows whether anything carries the load; and the estimates, as ratios to what
 # is required, within which a replay decides.
 DRAWN, NEAR_RATE = 64, (0.7, 1.4)
-MOST_QUEUE, LEAST_GROWTH, LEAST_HORIZON_S = 200, 0.25, 60.0
-# Under overload a setting must carry this share of what the best one does: one that serves much less shows good shares
-# only until its queue has grown.
-LEAST_CARRIED = 0.85
 START_BUDGETS = 4
 
 
@@ -168,33 +164,24 @@ def research(question: Question, tell: Tell = lambda stage, done, total: None) -
         bounds=question.bounds,
     )
     demand = _demand(question, space)
-    short = demand is not None and demand.short
+    short, goodput = demand is not None and demand.short, question.slo.objective == "goodput"
     q = horizon(question, demand.horizon_s(question.horizon_s)) if demand is not None and short else question
-    whole = Arena(q, _enough(q, q.traffic), short and q.slo.objective == "goodput")
+    whole = Arena(q, _enough(q, q.traffic), short and goodput)
     raw_now, now_result = replay_in_force(q, q.base, "read the engine's pool again", whole.ends)
     all_steps = STEPS_OF_TRIAL * raw_now.simulated_steps * min(q.trials, USUAL_TRIALS)
     windows = excerpt(whole, all_steps, SEARCH_STEPS, LEAST_SHARE, WHOLE_SHARE)
-    if windows is not None and short:
-        # From its beginning: a later window would begin with an empty queue.
-        share = max(SEARCH_STEPS / max(all_steps, 1.0), LEAST_SHARE)
-        first_s = float(q.traffic.arrival_s[0])
-        windows = replace(windows, case=replace(q, traffic=window(q.traffic, first_s, share * q.traffic.span_s)))
+    if windows is not None and short:  # as much from the beginning: a later window would begin with an empty queue
+        windows = replace(windows, case=horizon(q, windows.case.traffic.span_s))
     windows = windows and replace(windows, max_steps=_enough(q, windows.case.traffic))
     live = [one for one in q.live if one.setting != q.base and _possible(one.setting, q.engine)][:MOST_LIVE]
     twin = _twin_of(live, whole)
     lessons = [lesson(one, twin.get(one.setting, 0.0), q.now_error) for one in live]
-    required_rps = 0.0 if demand is None else demand.required_rps
-    overload = demand is not None and demand.overload
-    track = Track(
-        whole, windows, lessons, required_rps, overload, GIVE_UP if q.slo.objective == "goodput" else math.inf
-    )
+    track = Track(whole, windows, lessons, demand, GIVE_UP if goodput else math.inf)
     now = track.corrected(raw_now)
     if not space.knobs:
-        what = Advice.KEEP if now.feasible else Advice.INFEASIBLE
-        shares_now = {"twin_now": raw_now.attainment, "twin_best": raw_now.attainment}
-        return LiveProposal(
-            verdict=what, now=now, best=now, **shares_now, load=demand and demand.load(q, raw_now, raw_now)
-        )
+        what, same = Advice.KEEP if now.feasible else Advice.INFEASIBLE, raw_now.attainment
+        load = _load_of(demand, q, raw_now, raw_now)
+        return LiveProposal(verdict=what, now=now, best=now, twin_now=same, twin_best=same, load=load)
     paid = track.paid_steps
     study = SettingStudy(space, sampler="tpe", seed=q.seed)
     lived = _tell_live(study, track, live, q.slo)
@@ -209,8 +196,7 @@ def research(question: Question, tell: Tell = lambda stage, done, total: None) -
     equal = [look for look, paid_then in zip(looks, spent, strict=True) if paid_then <= rival.paid_steps]
     tell("decide", 0, 1)
     tried = [_plain(e, q.base) for e in track.lead([*lived, *looks, *random_looks], Role.SEARCH, LEADERS)]
-    if demand is not None and not overload:
-        now, *tried = _carried([now, *tried], question, demand)
+    now, *tried = _carried([now, *tried], question, demand)
     best = _decide([now, *tried], q, windows or whole)
     raw_best, best_result = evaluate(q, best.setting, best.role, replace(whole).ends)
     uncertainty = noise(now_result, best_result, q.slo, q.seed)
@@ -234,55 +220,23 @@ def research(question: Question, tell: Tell = lambda stage, done, total: None) -
         live_trials=len(lived),
         leaders=tuple(tried),
         batch=batch,
-        load=demand and demand.load(q, raw_now, raw_best),
+        load=_load_of(demand, q, raw_now, raw_best),
     )
 
 
-@dataclass(frozen=True)
-class Demand:
-    """What arrives, and what carries it (requests per second), as known before the search.
-
-    wanted_rps: with headroom. most_rps: estimate for the setting that carries most. in_force_rps, boot_rps: replayed.
-    """
-
-    offered_rps: float
-    wanted_rps: float
-    most_rps: float
-    in_force_rps: float
-    boot_rps: float
-
-    @property
-    def overload(self) -> bool:
-        """Nothing within the bounds carries it with headroom."""
-        return max(self.most_rps, self.in_force_rps) < self.wanted_rps
-
-    @property
-    def required_rps(self) -> float:
-        """What the search asks of a setting."""
-        return LEAST_CARRIED * max(self.most_rps, self.in_force_rps) if self.overload else self.wanted_rps
-
-    @property
-    def short(self) -> bool:
-        """What matters shows only over the horizon: a queue that grows."""
-        return self.overload or self.in_force_rps < self.offered_rps
-
-    def horizon_s(self, most_s: float) -> float:
-        """How far a short supply is looked at: until a queue has built up that no target survives. A replay's time
-        grows with the square of its queue, and further on the same happens."""
-        growth_rps = max(self.offered_rps - self.in_force_rps, LEAST_GROWTH * self.offered_rps)
-        return min(max(MOST_QUEUE / growth_rps, LEAST_HORIZON_S), most_s)
-
-    def load(self, q: Question, now: Evaluation, best: Evaluation) -> Load:
-        """With the search's end. The proposal's rate was replayed where it decided, otherwise it is the estimate."""
-        in_force = Carried(self.in_force_rps, now.busy_share)
-        proposed, boot = in_force, None
-        if best.setting != q.base:
-            proposed = Carried(estimated_rps(q, best.setting), best.busy_share)
-        if q.boot is not None:
-            same = q.boot == q.base
-            share = now.busy_share if same else evaluate(q, q.boot, Role.DEFAULT)[0].busy_share
-            boot = Carried(self.boot_rps, share)
-        return Load(self.offered_rps, in_force, boot, proposed, self.overload or self.in_force_rps < self.offered_rps)
+def _load_of(demand: Demand | None, q: Question, now: Evaluation, best: Evaluation) -> Load | None:
+    """With the search's end. The proposal's rate is an estimate; the other two were replayed."""
+    if demand is None:
+        return None
+    in_force = Carried(demand.in_force_rps, now.busy_share)
+    proposed, boot = in_force, None
+    if best.setting != q.base:
+        proposed = Carried(estimated_rps(q, best.setting), best.busy_share)
+    if q.boot is not None:
+        share = now.busy_share if q.boot == q.base else evaluate(q, q.boot, Role.DEFAULT)[0].busy_share
+        boot = Carried(demand.boot_rps, share)
+    nothing = demand.overload and demand.boot_rps < demand.wanted_rps
+    return Load(demand.offered_rps, in_force, boot, proposed, nothing)
 
 
 def _demand(q: Question, space: SearchSpace) -> Demand | None:
@@ -298,8 +252,11 @@ def _demand(q: Question, space: SearchSpace) -> Demand | None:
     return Demand(offered, (1.0 + q.headroom) * offered, most, rates[q.base], rates[q.boot or q.base])
 
 
-def _carried(tried: Sequence[Evaluation], q: Question, demand: Demand) -> list[Evaluation]:
-    """The same, each replayed at the rate that it must carry where the estimate is not far from it."""
+def _carried(tried: Sequence[Evaluation], q: Question, demand: Demand | None) -> list[Evaluation]:
+    """The same, each replayed at the rate that it must carry where the estimate is not far from it. Under overload
+    estimates are enough."""
+    if demand is None or demand.overload:
+        return list(tried)
     scale = demand.wanted_rps / demand.offered_rps
 
     def look(e: Evaluation) -> Evaluation:

@@ -27,6 +27,12 @@ GROWTH = 0.02
 # Bisection ends when both ends are this close, or after so many replays; it begins at the estimate.
 RATE_TOLERANCE, RATE_REPLAYS, RATE_STRIDE = 0.05, 8, 1.1
 LEAST_PERIODS, MOST_PERIODS = 2, 20
+# Under a queue that grows: requests that may gather in a replay, the growth assumed at least (of what is offered), and
+# the shortest stretch that is looked at.
+MOST_QUEUE, LEAST_GROWTH, LEAST_HORIZON_S = 200, 0.25, 60.0
+# Under overload a setting must carry this share of what the best one does: one that serves much less shows good shares
+# only until its queue has grown.
+LEAST_CARRIED = 0.85
 
 
 @dataclass(frozen=True)
@@ -39,14 +45,49 @@ class Carried:
 
 @dataclass(frozen=True)
 class Load:
-    """offered_rps: of the window. overload: nothing that was tried carries it with headroom, or what is in force does
-    not carry it at all."""
+    """offered_rps: of the window. overload: nothing carries it with headroom, neither within the bounds of the search
+    nor at the boot setting."""
 
     offered_rps: float
     in_force: Carried
     boot: Carried | None
     proposed: Carried
     overload: bool
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What arrives, and what carries it (requests per second), as known before the search.
+
+    wanted_rps: with headroom. most_rps: estimate for the setting that carries most. in_force_rps, boot_rps: replayed.
+    """
+
+    offered_rps: float
+    wanted_rps: float
+    most_rps: float
+    in_force_rps: float
+    boot_rps: float
+
+    @property
+    def overload(self) -> bool:
+        """Nothing within the bounds carries it with headroom."""
+        return max(self.most_rps, self.in_force_rps) < self.wanted_rps
+
+    @property
+    def required_rps(self) -> float:
+        """What the search asks of a setting."""
+        return LEAST_CARRIED * max(self.most_rps, self.in_force_rps) if self.overload else self.wanted_rps
+
+    @property
+    def short(self) -> bool:
+        """What matters shows only over the horizon: a queue that grows."""
+        return self.overload or self.in_force_rps < self.offered_rps
+
+    def horizon_s(self, most_s: float) -> float:
+        """How far a short supply is looked at: until a queue has built up that no target survives. A replay's time
+        grows with the square of its queue, and further on the same happens."""
+        growth_rps = max(self.offered_rps - self.in_force_rps, LEAST_GROWTH * self.offered_rps)
+        return min(max(MOST_QUEUE / growth_rps, LEAST_HORIZON_S), most_s)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from rooftune.tuner.search.arena import PARALLEL, WINDOWS, Arena, slices
 from rooftune.tuner.search.baselines import random_settings
 from rooftune.tuner.search.evaluation import Case, Evaluation, Model, Role
 from rooftune.tuner.search.lessons import Lesson, correction
-from rooftune.tuner.search.load import estimated_rps
+from rooftune.tuner.search.load import Demand, estimated_rps
 from rooftune.tuner.search.objective import MARGIN_CAP, evaluate
 from rooftune.tuner.search.rank import rank, value
 from rooftune.tuner.search.space import SearchSpace
@@ -76,16 +76,14 @@ class Track:
     """The two stages of one search: a look at windows of the traffic, then the leaders on all of it.
 
     windows: None when every trial runs on the whole traffic. lessons: corrections by what ran live, on everything that
-    comes out. required_rps: what a setting must carry; 0: not asked. overload: nothing carries what is offered, so
-    only the share of good requests counts. give_up: a trial that must stay this far below the best is not replayed to
-    its end; so far the sampler still sees which of two bad settings is the worse.
+    comes out. demand: what a setting must carry; None: not asked. give_up: a trial that must stay this far below the
+    best is not replayed to its end; so far the sampler still sees which of two bad settings is the worse.
     """
 
     whole: Arena
     windows: Arena | None = None
     lessons: Sequence[Lesson] = ()
-    required_rps: float = 0.0
-    overload: bool = False
+    demand: Demand | None = None
     give_up: float = math.inf
 
     def rival(self) -> "Track":
@@ -117,9 +115,9 @@ class Track:
 
     def corrected(self, raw: Evaluation) -> Evaluation:
         """With what it carries, and the corrections by what ran live."""
-        if self.required_rps > 0.0:
+        if self.demand is not None:
             carried_rps = estimated_rps(self.whole.case, raw.setting)
-            enough = carried_rps >= (1.0 - ESTIMATE_ERROR) * self.required_rps
+            enough = carried_rps >= (1.0 - ESTIMATE_ERROR) * self.demand.required_rps
             raw = replace(raw, sustainable_rps=carried_rps, carries=enough)
         change = correction(raw.setting, self.lessons)
         if change == 0.0:
@@ -132,14 +130,14 @@ class Track:
 
         Under overload no target is met for long: none binds, so that the sampler maximises the share of good requests.
         """
-        if self.overload:
+        if self.demand is not None and self.demand.overload:
             return dict.fromkeys(constraints_of(corrected), -1.0) | self._load(corrected)
         return self._load(corrected) | self._live(corrected)
 
     def _load(self, corrected: Evaluation) -> dict[str, float]:
-        if self.required_rps == 0.0:
+        if self.demand is None:
             return {}
-        short = 1.0 - corrected.sustainable_rps / self.required_rps
+        short = 1.0 - corrected.sustainable_rps / self.demand.required_rps
         return {"load": -1.0 if corrected.carries else MARGIN_CAP * min(max(short, 1e-3), 1.0)}
 
     def _live(self, corrected: Evaluation) -> dict[str, float]:

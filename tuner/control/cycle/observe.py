@@ -91,6 +91,19 @@ class Seen:
         return traffic_of(self.requests, self.span_s)
 
     @cached_property
+    def arrived(self) -> tuple[float, float]:
+        """Requests that arrived in the latest ``2 * verify_s``, under whatever setting, ended or not; and the seconds
+        that were seen of them, 0 without steps. From what ended and what was there at both ends."""
+        window = self.window
+        steps = window.steps.select(window.steps.start_s >= self.now_s - 2.0 * self.verify_s)
+        if not len(steps):
+            return 0.0, 0.0
+        since_s = float(steps.start_s[0])
+        ended = int(((window.requests.finish_s > since_s) & (window.requests.finish_s <= self.now_s)).sum())
+        before = int(steps.running[0] + steps.waiting[0])
+        return max(float(ended + window.in_system - before), 0.0), self.now_s - since_s
+
+    @cached_property
     def overdue(self) -> float:
         """Waiting requests that must have waited longer than ``wait_bound_s``: missed, though not ended."""
         rate_rps = len(self.requests) / self.span_s if self.span_s > 0.0 else math.nan

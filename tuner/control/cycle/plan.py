@@ -15,7 +15,9 @@ from rooftune.tuner.control.cycle.observe import Holder, Seen
 from rooftune.tuner.control.cycle.observer import CycleView
 from rooftune.tuner.control.cycle.propose import (
     Found,
+    carried_by,
     differ,
+    load_part,
     make_job,
     outside,
     proposal_of,
@@ -26,8 +28,10 @@ from rooftune.tuner.control.cycle.push import one_line
 from rooftune.tuner.control.job import SearchAnswer, WorkerError
 from rooftune.tuner.control.memory import Bounds, Traffic, Trust
 from rooftune.tuner.control.options import LoopOptions
+from rooftune.tuner.control.outcome import Carries, LoadPart
 from rooftune.tuner.control.ports import Searcher
 from rooftune.tuner.control.signals.codes import Signal
+from rooftune.tuner.control.signals.pressure import overload
 from rooftune.tuner.model.roofline import FitRefused
 
 # With one of these signals ended requests may look good while others starve.
@@ -54,6 +58,8 @@ class Planner:
         self._discard = False
         self._job_requests = 0
         self._enough_requests = math.inf  # in the window, from which a twin with too few of them is asked again
+        self._load: LoadPart | None = None  # of the latest answer
+        self._carried: dict[Setting, Carries] = {}
         self._found = Found(None, Reason.SEARCHING)
         self._answered: Found | None = None  # what this cycle's answer gave
 
@@ -88,11 +94,17 @@ class Planner:
         """Drops search and proposal: the engine restarted or its model changed."""
         self._discard = self._searcher.busy
         self._job_s = -math.inf
-        self._job_base = None
+        self._job_base = self._load = None
+        self._carried = {}
         self._found = Found(None, self._found.why)
 
     def harvest(self, view: CycleView, draft: Draft) -> None:
-        """Takes the child's answer, if there is one."""
+        """Takes the child's answer, if there is one, and says what arrives beside what is carried."""
+        self._take(view, draft)
+        part = load_part(view.seen, self._load, self._carried)
+        draft.put(load=part, signals=(*view.seen.signals, *overload(part)))
+
+    def _take(self, view: CycleView, draft: Draft) -> None:
         self._answered = None
         try:
             answer = self._searcher.answer()
@@ -116,6 +128,8 @@ class Planner:
             draft.note(one_line(str(error)))
             return Found(None, Reason.WORKER_FAILED)
         draft.put(proposal=answer.proposal)
+        if answer.load is not None:
+            self._load, self._carried = answer.load, carried_by(answer, answer.load, seen)
         if answer.twin.verdict == "too_few":
             missing = max(answer.twin.missing_requests or 1, 1)
             self._enough_requests = self._job_requests + missing

@@ -17,7 +17,7 @@ from rooftune.tuner.control.cycle.observe import Seen, boot_of, keeps_decodes_mo
 from rooftune.tuner.control.job import Job, SearchAnswer
 from rooftune.tuner.control.memory import Bounds, Traffic, Tried, Trust, alike, region, setting_of
 from rooftune.tuner.control.options import LoopOptions
-from rooftune.tuner.control.outcome import FitPart
+from rooftune.tuner.control.outcome import Carries, FitPart, LoadPart
 from rooftune.tuner.control.searcher.window import window_part
 from rooftune.tuner.model.intervals import model_draws
 from rooftune.tuner.observe.rows import RequestRows
@@ -29,6 +29,8 @@ MOST_REQUESTS = 4000
 # When the engine hides its KV pool's size, the twin's pool never fills, so that it invents no preemptions.
 UNKNOWN_KV_BLOCKS = 1 << 20
 DEFAULT_BLOCK_TOKENS = 16
+# Arrivals count as more than what is carried beyond two standard deviations; and as many as before from this share on.
+CHANCE, STILL_SHARE = 2.0, 0.9
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,28 @@ def proposal_of(
         traffic=traffic,
         predicted_attainment=part.attainment_proposed,
     )
+
+
+def carried_by(answer: SearchAnswer, load: LoadPart, seen: Seen) -> dict[Setting, Carries]:
+    """What an answer knows of the settings that may come into force. seen: the job's base is in force."""
+    found = {seen.boot: load.boot}
+    if answer.proposal is not None and set(answer.proposal.setting) == set(Setting._fields):
+        found[canonical(setting_of(answer.proposal.setting))] = load.proposed
+    return found | {seen.setting: load.in_force}
+
+
+def load_part(seen: Seen, latest: LoadPart | None, carried: Mapping[Setting, Carries]) -> LoadPart:
+    """This cycle's load beside what the latest search knows. Chance in the count of arrivals is no overload, and an
+    overload that the search found stands while as much arrives."""
+    arrived, span_s = seen.arrived
+    offered_rps = arrived / span_s if span_s > 0.0 else None
+    if offered_rps is None or latest is None or latest.offered_rps is None:
+        return LoadPart(offered_rps=offered_rps)
+    in_force = carried.get(seen.setting, Carries())
+    least_rps = max(arrived - CHANCE * math.sqrt(arrived), 0.0) / span_s
+    over = in_force.sustainable_rps is not None and least_rps > in_force.sustainable_rps
+    still = latest.overload and offered_rps >= STILL_SHARE * latest.offered_rps
+    return latest.model_copy(update={"offered_rps": offered_rps, "in_force": in_force, "overload": over or still})
 
 
 def outside(setting: Setting, base: Setting, bounds: Bounds) -> list[str]:

@@ -9,6 +9,7 @@ from rooftune.tuner.control.outcome import (
     Figures,
     FitPart,
     Knobs,
+    LoadPart,
     ProposalPart,
     TwinPart,
     VerifyPart,
@@ -153,6 +154,8 @@ def _seen(record: CycleRecord) -> str:
     parts = [_figures(record.observed)]
     if record.lost_steps or record.lost_requests:
         parts.append(f"{record.lost_steps} step and {record.lost_requests} request records were lost")
+    if record.load is not None and (words := load(record.load)):
+        parts.append(words)
     if record.signals:
         parts.append("signals: " + ", ".join(signal.code for signal in record.signals))
     return "; ".join(parts)
@@ -173,6 +176,22 @@ def _figures(seen: Figures | None) -> str:
     if seen.preemptions:
         parts.append(f"{seen.preemptions} preemptions")
     return ", ".join(parts)
+
+
+def load(part: LoadPart) -> str:
+    """What arrives beside what is carried, in one sentence without its full stop; empty when that is not known."""
+    here = part.in_force.sustainable_rps
+    best = max((one.sustainable_rps or 0.0 for one in (part.in_force, part.boot, part.proposed)), default=0.0)
+    if part.offered_rps is None or best == 0.0:
+        return ""
+    offered = f"offered {part.offered_rps:.3g} requests/s"
+    if part.overload and best <= part.offered_rps:
+        return f"{offered}, this server carries {best:.3g}; add a replica or move a target"
+    if part.overload and here is not None and here <= part.offered_rps:
+        return f"{offered}, the setting in force carries {here:.3g} and another one {best:.3g}"
+    if part.overload:
+        return f"{offered}, this server carries {best:.3g}, which leaves too little headroom; add a replica"
+    return offered if here is None else f"{offered}, the setting in force carries {here:.3g}"
 
 
 def _fit(fit: FitPart | None) -> str:

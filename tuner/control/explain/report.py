@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rooftune.policies.errors import InputError
 from rooftune.policies.guard import Action
-from rooftune.tuner.control.explain.explain import explain, knee, knobs, points, share
+from rooftune.tuner.control.explain.explain import explain, knee, knobs, load, points, share
 from rooftune.tuner.control.outcome import CycleRecord, Knobs
 from rooftune.tuner.control.ports import Store
 
@@ -58,6 +58,9 @@ def _summary(records: list[CycleRecord]) -> list[str]:
         lines.append(f"- the latest step model: {knee(fits[-1])}, by {fits[-1].steps} steps")
     if last.in_force is not None:
         lines.append(f"- in force at the end of the last cycle: {knobs(last.in_force)}")
+    said = [words for r in records if r.load is not None and (words := load(r.load))]
+    if said:
+        lines.append(f"- load: {said[-1]}")
     lines.append(f"- trials cost {last.spent_slo_s:.1f} SLO-seconds on the day of the last cycle")
     return lines
 

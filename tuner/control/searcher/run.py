@@ -8,14 +8,20 @@ from typing import Any
 
 import numpy as np
 
+from rooftune.policies.errors import InputError
+from rooftune.policies.guard import limit_step
 from rooftune.policies.outcomes import BoolArray, Outcomes
+from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo, attainment
 from rooftune.tuner.control.job import Job, SearchAnswer
-from rooftune.tuner.control.outcome import FigurePart, ProposalPart, TwinPart
+from rooftune.tuner.control.outcome import Carries, FigurePart, Knobs, LoadPart, ProposalPart, TwinPart
 from rooftune.tuner.control.searcher.window import compared, noise_of, observed_of, progress_of, slo_of, traffic_of
 from rooftune.tuner.model.model_file import check_step_model
 from rooftune.tuner.search.archive import Archive, TwinResult
+from rooftune.tuner.search.evaluation import Role
 from rooftune.tuner.search.live import LiveProposal, Question, research
+from rooftune.tuner.search.load import Carried, Load
+from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.sim.calibrate import QUALITY, Fidelity, FigureError, calibrate
 from rooftune.tuner.sim.noise import QUIET
 from rooftune.tuner.sim.result import RunResult
@@ -85,6 +91,7 @@ def rows_of(outcomes: Outcomes, kept: BoolArray) -> Outcomes:
 Tell = Callable[[str, int, int], None]
 
 WARM = 4  # settings of earlier searches that this one begins with
+MOST_PATH = 8  # limited steps towards a proposal that are looked at
 JUDGE_SEEDS = 3  # replays of the window that the twin is judged by, where steps are noisy
 
 
@@ -121,13 +128,17 @@ def run_job(job: Job, tell: Tell) -> SearchAnswer:
         # Observed minus predicted; the other way round than in the record.
         now_error=-(twin.attainment_error or 0.0),
         warm=[] if archive is None else archive.remembered(WARM),
+        boot=job.boot,
+        headroom=job.headroom,
+        horizon_s=job.horizon_s,
     )
     found = research(question, tell)
     if archive is not None:
         tell("keep", 0, 1)
         end = TwinResult(found.best.setting, found.best.attainment, len(traffic))
         archive.keep(frozenset(job.bounds), end, job.live[::-1])
-    return SearchAnswer(twin=twin, proposal=_proposal(found))
+    path = _path(question, found.best.setting, job.largest_ratio)
+    return SearchAnswer(twin=twin, proposal=_proposal(found, path), load=_load(found.load))
 
 
 @cache
@@ -136,7 +147,35 @@ def _archive(storage: str, study: str) -> Archive:
     return Archive(storage, study)
 
 
-def _proposal(found: LiveProposal) -> ProposalPart:
+def _path(question: Question, goal: Setting, largest_ratio: float) -> tuple[tuple[Knobs, float], ...]:
+    """The limited steps from what is in force to a far proposal, each with its share of good requests on the twin: one
+    of them can be worse than both ends. Those that the engine does not allow end the path."""
+    steps, at = list[tuple[Knobs, float]](), question.base
+    while len(steps) < MOST_PATH and (at := limit_step(at, goal, largest_ratio)) != goal:
+        try:
+            steps.append((at._asdict(), evaluate(question, at, Role.SEARCH)[0].attainment))
+        except InputError:
+            break
+    return tuple(steps)
+
+
+def _load(found: Load | None) -> LoadPart | None:
+    if found is None:
+        return None
+
+    def part(one: Carried | None) -> Carries:
+        return Carries() if one is None else Carries(sustainable_rps=one.sustainable_rps, busy_share=one.busy_share)
+
+    return LoadPart(
+        offered_rps=found.offered_rps,
+        in_force=part(found.in_force),
+        boot=part(found.boot),
+        proposed=part(found.proposed),
+        overload=found.overload,
+    )
+
+
+def _proposal(found: LiveProposal, path: tuple[tuple[Knobs, float], ...]) -> ProposalPart:
     target = None if found.binding is None else found.binding.target
     return ProposalPart(
         setting=found.best.setting._asdict(),
@@ -153,4 +192,5 @@ def _proposal(found: LiveProposal) -> ProposalPart:
         random_steps=found.random_steps,
         random_attainment=None if found.random_best is None else found.random_best.attainment,
         equal_attainment=None if found.equal_best is None else found.equal_best.attainment,
+        path=path,
     )

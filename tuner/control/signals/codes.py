@@ -20,6 +20,7 @@ class Signal(StrEnum):
 
     PARTIAL_PREFILLS_GROWING = "partial_prefills_growing"
     QUEUE_GROWING = "queue_growing"
+    OVERLOAD = "overload"  # more arrives than what is in force carries, or than anything carries with headroom
     DECODES_CROWD_BUDGET = "decodes_crowd_budget"
     BUDGET_NEVER_REACHED = "budget_never_reached"
     LONG_PREFILL_BLOCKS = "long_prefill_blocks"

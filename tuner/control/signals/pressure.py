@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rooftune.tuner.control.outcome import SignalPart
+from rooftune.tuner.control.outcome import LoadPart, SignalPart
 from rooftune.tuner.control.signals.codes import Signal, finding
 from rooftune.tuner.control.signals.view import MIN_STEPS, View, thirds
 
@@ -84,6 +84,14 @@ def step_model_drifted(view: View) -> Iterator[SignalPart]:
     if view.drift is not None:
         drift = view.drift
         yield finding(Signal.STEP_MODEL_DRIFTED, ratio=drift.ratio, windows=drift.windows, slower=drift.slower)
+
+
+def overload(load: LoadPart) -> Iterator[SignalPart]:
+    """More arrives than is carried; by the search, so it comes with a cycle's load and not with its rows."""
+    if load.overload and load.offered_rps is not None:
+        parts = {"in_force": load.in_force, "boot": load.boot, "proposed": load.proposed}
+        known = {f"{k}_rps": v.sustainable_rps for k, v in parts.items() if v.sustainable_rps is not None}
+        yield finding(Signal.OVERLOAD, offered_rps=load.offered_rps, **known)
 
 
 def no_request_ended(view: View) -> Iterator[SignalPart]:

@@ -80,6 +80,7 @@ class Series(Collector):
         if seen.record is not None:
             samples += _latest(seen.record, seen.since_s)
             yield from _tables(seen.record, seen.judged)
+            yield from _load(seen.record)
         for name, text, value in samples:
             if value is not None:
                 yield GaugeMetricFamily(PREFIX + name, text, value)
@@ -133,6 +134,23 @@ def _tables(record: CycleRecord, judged: CycleRecord | None) -> Iterator[Metric]
     yield _labelled("goodput_rps", f"Requests per second {of}", ("source",), _goodputs(record, shares))
 
 
+def _load(record: CycleRecord) -> Iterator[Metric]:
+    """For autoscalers, so without the controller's prefix: what arrives and what is carried."""
+    load = record.load
+    if load is None:
+        return
+    if load.offered_rps is not None:
+        yield GaugeMetricFamily("rooftune_offered_rps", "Requests per second that arrive.", load.offered_rps)
+    parts = {"in_force": load.in_force, "boot": load.boot}
+    rates: Values = {(k,): v.sustainable_rps for k, v in parts.items() if v.sustainable_rps is not None}
+    busy: Values = {(k,): v.busy_share for k, v in parts.items() if v.busy_share is not None}
+    for name, text, values in (
+        ("sustainable_rps", "Requests per second of this traffic that a setting carries, by the latest search.", rates),
+        ("busy_share", "Share of the time in which steps run under a setting, by the latest search.", busy),
+    ):
+        yield _labelled(name, text, ("setting",), values, "rooftune_")
+
+
 def _attainments(record: CycleRecord, judged: CycleRecord | None) -> Values:
     """What was predicted and proposed stands until the setting moves or the twin is compared with another window."""
     found: Values = {}
@@ -164,8 +182,8 @@ def _quantile_labels(name: str) -> tuple[str, str]:
     return (quantity or name, quantile if quantity else "")
 
 
-def _labelled(name: str, text: str, labels: tuple[str, ...], values: Values) -> Metric:
-    family = GaugeMetricFamily(PREFIX + name, text, labels=labels)
+def _labelled(name: str, text: str, labels: tuple[str, ...], values: Values, prefix: str = PREFIX) -> Metric:
+    family = GaugeMetricFamily(prefix + name, text, labels=labels)
     for words, value in values.items():
         family.add_metric(words, value)
     return family
