@@ -3,7 +3,8 @@
 ``recommend`` runs as a user runs it, a process of its own with the default depth, a report at the end; cold means that
 no compiled twin lies in its cache. The traffic is the azure-conv hour at 1.8x; where it is not beside the project, and
 in the short form, made traffic under names of its own. The search again is the live controller's, in its child process,
-on ten minutes of traffic with noise and draws of the step model; the child has answered once before.
+on ten minutes of traffic with noise and draws of the step model; the child has answered once before. Overloaded: the
+same requests at ``OVERLOAD`` times the rate that the setting in force carries, beside ``EASY`` times it.
 """
 
 import os
@@ -29,14 +30,18 @@ from rooftune.tuner.bench.mixes import AZURE_CONV
 from rooftune.tuner.control.job import Job, SearchAnswer, WindowPart
 from rooftune.tuner.control.searcher.worker import ChildSearcher
 from rooftune.tuner.model.intervals import model_draws
+from rooftune.tuner.search.evaluation import Case
+from rooftune.tuner.search.load import sustainable_rps
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.twin import simulate
 from rooftune.tuner.traffic.file import write_traffic
 from rooftune.tuner.traffic.generate import document_mix
+from rooftune.tuner.traffic.reshape import scale_rate
 from rooftune.tuner.traffic.workload import Traffic
 
 # What the project promises, on two cores.
-MOST_COLD_S, MOST_RESEARCH_S = 30.0, 2.0
+MOST_COLD_S, MOST_RESEARCH_S, MOST_OVERLOADED = 30.0, 2.0, 1.3
+EASY, OVERLOAD = 0.7, 1.5
 AZURE_RATE = "1.8"
 MODEL = "8b-2tbs"
 WINDOW_S, SHORT_SPAN_S = 600.0, 120.0
@@ -46,16 +51,39 @@ NOISE_STEPS = 2_000
 GAP_S = 0.03
 ENGINE = Engine(Boot(8192, 16, 1, 1, 0, 1), 37_500, 128)
 IN_FORCE = Setting(2048, max_running=128)
+SLO = Slo((Target("ttft", 2.0, 0.99), Target("gap", GAP_S, 0.99)))
 
 
 def bench(short: bool) -> Iterator[Figure]:
-    """recommend_cold_s (full form only), recommend_warm_s, research_s; each with the processor time beside it."""
+    """recommend_cold_s (full form only), recommend_warm_s, research_s; each with the processor time beside it.
+
+    overloaded_over_easy_time: processor time of the child's whole answer, the judgement of the twin included.
+    """
     yield from _recommend(short)
     wall_s, cpu_s, answer = research_times(live_job(made(WINDOW_S), trials=100), repeats=3 if short else 9)
     yield Figure("research_s", wall_s, "s", MOST_RESEARCH_S)
     yield Figure("research_cpu_s", cpu_s, "s")
     if answer.proposal is not None:
         yield Figure("research_steps", answer.proposal.simulated_steps + answer.proposal.random_steps, "steps")
+    yield from _overload(short)
+
+
+def _overload(short: bool) -> Iterator[Figure]:
+    """The longer of two ratios of search times, with order policies and without; and that nothing was skipped."""
+    carried_rps = sustainable_rps(Case(made(WINDOW_S), ENGINE, NAMED_MODELS[MODEL], SLO), IN_FORCE, WINDOW_S)[0]
+    ratios = []
+    for more in ({}, {"order_policy": (0.0, 2.0)}):
+        times_s = []
+        for share in (EASY, OVERLOAD):
+            traffic = scale_rate(made(WINDOW_S), share * carried_rps / RATE_RPS)
+            job = live_job(traffic, trials=100)
+            job = job.model_copy(update={"bounds": {**job.bounds, **more}})
+            _, cpu_s, answer = research_times(job, repeats=1 if short else 5)
+            if answer.proposal is None:
+                raise UnreachableError("the search on overloaded traffic found no proposal; the twin was not believed")
+            times_s.append(cpu_s)
+        ratios.append(times_s[1] / times_s[0])
+    yield Figure("overloaded_over_easy_time", max(ratios), "ratio", MOST_OVERLOADED)
 
 
 def made(span_s: float) -> Traffic:
@@ -111,7 +139,7 @@ def live_job(traffic: Traffic, trials: int) -> Job:
         draws=model_draws(model, allowed),
         noise_modelled_s=tuple(modelled_s.tolist()),
         noise_measured_s=tuple((modelled_s * rng.lognormal(0.0, 0.02, NOISE_STEPS)).tolist()),
-        slo=Slo((Target("ttft", 2.0, 0.99), Target("gap", GAP_S, 0.99))),
+        slo=SLO,
         base=IN_FORCE,
         boot=IN_FORCE,
         bounds={"step_tokens": (128.0, 8192.0), "chunk_cap_tokens": (16.0, 8192.0)},

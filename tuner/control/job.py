@@ -87,7 +87,8 @@ class Job(Part):
     twin's step noise (empty: none). base: the setting in force, under which the window ran and from which the search
     goes out; boot: without a lease. bounds: knob -> (least, greatest) within envelope, operator's bounds and trust
     region; other knobs are not searched. study, storage: name and Optuna URL of the trials (None: memory). live:
-    settings that ran live, newest first. headroom, horizon_s: see ``rooftune.tuner.search.live.Question``. largest_ratio: of one push.
+    settings that ran live, newest first. headroom, horizon_s, largest_ratio: see ``Question`` of
+    tuner/search/live.py.
     """
 
     window: WindowPart

@@ -14,6 +14,7 @@ from itertools import islice
 
 import numpy as np
 
+from rooftune.policies.guard import limit_step
 from rooftune.policies.request import DEADLINE, Setting
 from rooftune.policies.slo import MarginRow, Slo
 from rooftune.policies.step_time import priced, step_time
@@ -79,6 +80,7 @@ LEADERS, SHORTLIST = 6, 3
 MOST_LIVE, MOST_DRAWS = 12, 4
 # A trial that must stay this far below the best share is not replayed to its end.
 GIVE_UP = 0.1
+MOST_PATH = 8
 # Settings by whose estimates the search knows whether anything carries the load; and the estimates, as ratios to what
 # is required, within which a replay decides.
 DRAWN, NEAR_RATE = 64, (0.7, 1.4)
@@ -93,7 +95,8 @@ class Question(Case):
     named is not searched. draws: other step models that the measurements allow. live: settings that ran live,
     newest first. now_error: observed minus predicted share of the setting in force. warm: settings worth a try, such as
     what was best for earlier windows. boot: what the engine returns to when a lease ends (None: not known); headroom:
-    by how much a setting must carry more than what is offered; horizon_s: how far a growing queue is looked at.
+    by how much a setting must carry more than what is offered; horizon_s: how far a growing queue is looked at. largest_ratio: of
+    one push, see ``rooftune.policies.guard.limit_step``.
     """
 
     base: Setting
@@ -107,6 +110,7 @@ class Question(Case):
     boot: Setting | None = None
     headroom: float = 0.15
     horizon_s: float = 600.0
+    largest_ratio: float = math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +121,8 @@ class LiveProposal:
     simulated_steps: of the Optuna search alone, the replays of its leaders included; live_trials: those that stood
     beside them in its study. random_best, equal_best: the best that random search found for random_steps, and Optuna
     for as many, both where the trials ran. batch: no targets. load: what arrives and what is carried; None when all of
-    the window arrived at once.
+    the window arrived at once. path: the limited steps towards ``best`` with the twin's shares; one of them can be
+    worse than both ends.
     """
 
     verdict: Advice
@@ -136,6 +141,7 @@ class LiveProposal:
     leaders: tuple[Evaluation, ...] = ()
     batch: bool = False
     load: Load | None = None
+    path: tuple[tuple[Setting, float], ...] = ()
 
     @property
     def binding(self) -> MarginRow | None:
@@ -221,6 +227,7 @@ def research(question: Question, tell: Tell = lambda stage, done, total: None) -
         leaders=tuple(tried),
         batch=batch,
         load=_load_of(demand, q, raw_now, raw_best),
+        path=_path(q, whole, best.setting),
     )
 
 
@@ -268,6 +275,17 @@ def _carried(tried: Sequence[Evaluation], q: Question, demand: Demand | None) ->
 
     with ThreadPoolExecutor(PARALLEL) as pool:
         return list(pool.map(look, tried))
+
+
+def _path(q: Question, whole: Arena, goal: Setting) -> tuple[tuple[Setting, float], ...]:
+    """Steps that the engine does not allow end the path."""
+    steps, at = list[Setting](), q.base
+    while len(steps) < MOST_PATH and math.isfinite(q.largest_ratio):
+        at = limit_step(at, goal, q.largest_ratio)
+        if at == goal or at.step_tokens < at.max_running:
+            break
+        steps.append(at)
+    return tuple((e.setting, e.attainment) for e in replace(whole).run([(step, Role.SEARCH) for step in steps]))
 
 
 def _enough(q: Question, traffic: Traffic) -> int:

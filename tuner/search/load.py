@@ -29,7 +29,7 @@ RATE_TOLERANCE, RATE_REPLAYS, RATE_STRIDE = 0.05, 8, 1.1
 LEAST_PERIODS, MOST_PERIODS = 2, 20
 # Under a queue that grows: requests that may gather in a replay, the growth assumed at least (of what is offered), and
 # the shortest stretch that is looked at.
-MOST_QUEUE, LEAST_GROWTH, LEAST_HORIZON_S = 200, 0.25, 60.0
+MOST_QUEUE, LEAST_GROWTH, LEAST_HORIZON_S = 150, 0.25, 60.0
 # Under overload a setting must carry this share of what the best one does: one that serves much less shows good shares
 # only until its queue has grown.
 LEAST_CARRIED = 0.85

@@ -8,20 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from rooftune.policies.errors import InputError
-from rooftune.policies.guard import limit_step
 from rooftune.policies.outcomes import BoolArray, Outcomes
-from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo, attainment
 from rooftune.tuner.control.job import Job, SearchAnswer
-from rooftune.tuner.control.outcome import Carries, FigurePart, Knobs, LoadPart, ProposalPart, TwinPart
+from rooftune.tuner.control.outcome import Carries, FigurePart, LoadPart, ProposalPart, TwinPart
 from rooftune.tuner.control.searcher.window import compared, noise_of, observed_of, progress_of, slo_of, traffic_of
 from rooftune.tuner.model.model_file import check_step_model
 from rooftune.tuner.search.archive import Archive, TwinResult
-from rooftune.tuner.search.evaluation import Role
 from rooftune.tuner.search.live import LiveProposal, Question, research
 from rooftune.tuner.search.load import Carried, Load
-from rooftune.tuner.search.objective import evaluate
 from rooftune.tuner.sim.calibrate import QUALITY, Fidelity, FigureError, calibrate
 from rooftune.tuner.sim.noise import QUIET
 from rooftune.tuner.sim.result import RunResult
@@ -91,7 +86,6 @@ def rows_of(outcomes: Outcomes, kept: BoolArray) -> Outcomes:
 Tell = Callable[[str, int, int], None]
 
 WARM = 4  # settings of earlier searches that this one begins with
-MOST_PATH = 8  # limited steps towards a proposal that are looked at
 JUDGE_SEEDS = 3  # replays of the window that the twin is judged by, where steps are noisy
 
 
@@ -131,32 +125,20 @@ def run_job(job: Job, tell: Tell) -> SearchAnswer:
         boot=job.boot,
         headroom=job.headroom,
         horizon_s=job.horizon_s,
+        largest_ratio=job.largest_ratio,
     )
     found = research(question, tell)
     if archive is not None:
         tell("keep", 0, 1)
         end = TwinResult(found.best.setting, found.best.attainment, len(traffic))
         archive.keep(frozenset(job.bounds), end, job.live[::-1])
-    path = _path(question, found.best.setting, job.largest_ratio)
-    return SearchAnswer(twin=twin, proposal=_proposal(found, path), load=_load(found.load))
+    return SearchAnswer(twin=twin, proposal=_proposal(found), load=_load(found.load))
 
 
 @cache
 def _archive(storage: str, study: str) -> Archive:
     """One connection for all jobs of this child."""
     return Archive(storage, study)
-
-
-def _path(question: Question, goal: Setting, largest_ratio: float) -> tuple[tuple[Knobs, float], ...]:
-    """The limited steps from what is in force to a far proposal, each with its share of good requests on the twin: one
-    of them can be worse than both ends. Those that the engine does not allow end the path."""
-    steps, at = list[tuple[Knobs, float]](), question.base
-    while len(steps) < MOST_PATH and (at := limit_step(at, goal, largest_ratio)) != goal:
-        try:
-            steps.append((at._asdict(), evaluate(question, at, Role.SEARCH)[0].attainment))
-        except InputError:
-            break
-    return tuple(steps)
 
 
 def _load(found: Load | None) -> LoadPart | None:
@@ -175,7 +157,7 @@ def _load(found: Load | None) -> LoadPart | None:
     )
 
 
-def _proposal(found: LiveProposal, path: tuple[tuple[Knobs, float], ...]) -> ProposalPart:
+def _proposal(found: LiveProposal) -> ProposalPart:
     target = None if found.binding is None else found.binding.target
     return ProposalPart(
         setting=found.best.setting._asdict(),
@@ -192,5 +174,5 @@ def _proposal(found: LiveProposal, path: tuple[tuple[Knobs, float], ...]) -> Pro
         random_steps=found.random_steps,
         random_attainment=None if found.random_best is None else found.random_best.attainment,
         equal_attainment=None if found.equal_best is None else found.equal_best.attainment,
-        path=path,
+        path=tuple((setting._asdict(), share) for setting, share in found.path),
     )
