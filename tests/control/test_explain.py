@@ -141,6 +141,13 @@ def test_what_a_signal_or_a_missing_figure_adds_or_leaves_out() -> None:
     assert "TTFT" not in explain(hold(3, observed=figures(ttft_p95_s="inf")))[0]
 
 
+def test_a_step_on_the_way_that_is_worse_than_both_ends_is_named() -> None:
+    half, quarter = {"step_tokens": 1024}, {"step_tokens": 600}
+    said = explain(push(3, proposal=proposal(path=((half, 0.299), (quarter, 0.95)))))[2]
+    assert said.endswith("; on the way a step would show 29.9 %.")
+    assert "on the way" not in explain(push(3, proposal=proposal(path=((quarter, 0.95),))))[2]
+
+
 def test_knobs_in_words() -> None:
     assert knobs({"chunk_cap_tokens": 0, "step_tokens": 512}) == "token budget 512 tokens, chunk cap none"
     assert knobs({"order_policy": 2, "aging_s": 5.0}) == "order policy deadline, aging_s 5"

@@ -145,6 +145,7 @@ def test_infeasible_names_target_floor_and_rate() -> None:
     for needed in ("time to first token p99 within 2 s", "comes to 4 s", "target alone comes to 3.5 s", "0.43 times"):
         assert needed in said
     assert "4.3 requests/s" in said and "9 replays" in said
+    assert "Offered 10 requests/s" in said and "add a replica or move a target" in said
 
 
 def test_infeasible_only_together_and_at_no_rate() -> None:

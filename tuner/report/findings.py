@@ -115,8 +115,10 @@ def _rate_words(rate: FeasiblePart | None) -> str:
         return f"Even at {lowest} of this rate a target would be missed: for this traffic the targets are too tight."
     within = "" if rate.width is None else f", at {words.share(rate.width)} more it would not"
     return (
-        f"At {rate.scale:.3g} times this rate ({words.per_second(rate.rate_rps, 'requests')}) this setting would meet "
-        f"every target{within} (simulated, {words.count(rate.replays)} replays)."
+        f"Offered {words.per_second(rate.rate_rps / rate.scale, 'requests')}, with this setting the server carries "
+        f"{words.per_second(rate.rate_rps, 'requests')} within every target: add a replica or move a target "
+        f"(at {rate.scale:.3g} times this rate every target is met{within}; simulated, {words.count(rate.replays)} "
+        "replays)."
     )
 
 

@@ -95,8 +95,8 @@ class Question(Case):
     named is not searched. draws: other step models that the measurements allow. live: settings that ran live,
     newest first. now_error: observed minus predicted share of the setting in force. warm: settings worth a try, such as
     what was best for earlier windows. boot: what the engine returns to when a lease ends (None: not known); headroom:
-    by how much a setting must carry more than what is offered; horizon_s: how far a growing queue is looked at. largest_ratio: of
-    one push, see ``rooftune.policies.guard.limit_step``.
+    by how much a setting must carry more than what is offered; horizon_s: how far a growing queue is looked at.
+    largest_ratio: of one push, see ``rooftune.policies.guard.limit_step``.
     """
 
     base: Setting

@@ -241,6 +241,8 @@ def _proposal(found: ProposalPart | None) -> str:
     now, then = found.attainment_now, found.attainment_proposed
     gain = f" ({share(now)} within the targets now, {share(then)} then)" if now is not None and then is not None else ""
     limit = f"; the limit is {found.binding}" if found.binding else ""
+    if now is not None and (worse := [step for _, step in found.path if step < now]):
+        limit += f"; on the way a step would show {share(min(worse))}"
     if found.verdict == "keep":
         return f"keep what is in force, nothing of {found.trials} settings is better beyond noise{limit}"
     if found.verdict == "infeasible":
