@@ -2,7 +2,7 @@
 
 An estimate for every candidate, from the step model and the mean work of a request: at the highest rate each step is as
 full as budget, sequences and KV pool allow, however few requests were running in the window. For the few settings that
-decide, bisection on replays of the repeated traffic. See docs/decisions/025-headroom.md.
+decide, bisection on replays of the repeated traffic. See docs/decisions/026-headroom.md.
 """
 
 import math

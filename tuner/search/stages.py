@@ -27,7 +27,7 @@ from rooftune.tuner.traffic.reshape import Burst, add_burst
 # The burst: twice the rate, for a tenth of the time, from 40 % on. A share this much lower under it is no difference.
 BURST_FACTOR, BURST_START, BURST_LENGTH = 2.0, 0.4, 0.1
 BURST_TOLERANCE = 0.01
-# How far the estimate of what a setting carries may be too low (docs/decisions/025-headroom.md); leaders are replayed.
+# How far the estimate of what a setting carries may be too low (docs/decisions/026-headroom.md); leaders are replayed.
 ESTIMATE_ERROR = 0.1
 
 
