@@ -86,6 +86,7 @@ class Reason(StrEnum):
     VERDICT_WORSE = "verdict_worse"
     HARMFUL = "harmful"
     INCONCLUSIVE = "inconclusive"
+    KEPT_LOST = "kept_lost"  # on probation, a kept setting fell behind
     INCONCLUSIVE_TOO_LONG = "inconclusive_too_long"
     BLOCKED_AFTER_REVERT = "blocked_after_revert"
     PAUSED = "paused"
@@ -102,6 +103,7 @@ class Reason(StrEnum):
     NEEDS_RESTART = "needs_restart"
     OUTSIDE_ENVELOPE = "outside_envelope"
     MAINTENANCE_WINDOW = "maintenance_window"
+    AFTER_LOSS = "after_loss"
     DWELL = "dwell"
     EXPLORATION_BUDGET = "exploration_budget"
     SHADOW_TOO_SHORT = "shadow_too_short"
@@ -143,6 +145,7 @@ class Situation:
     hung_up, none_finish: under this trial far more requests abort than before, or none finishes any more.
     harmful: the trial ends for caution; undecided: its last look gave no verdict. switch: what its next turn puts in
     force, None while none is due.
+    kept_lost: the probation of the kept setting in force failed; pause_left_s: without pushes after such a loss.
     """
 
     live: bool
@@ -178,6 +181,8 @@ class Situation:
     harmful: bool = False
     undecided: bool = False
     switch: Setting | None = None
+    kept_lost: bool = False
+    pause_left_s: float = 0.0
 
     @property
     def on_trial(self) -> bool:
@@ -242,6 +247,8 @@ def _hurt(now: Situation, limits: GuardLimits) -> Decision | None:
         # An unknown time since the push counts as too long.
         if now.verdict is not Verdict.BETTER and not now.since_push_s <= limits.max_inconclusive_s:
             return Decision(Action.REVERT, Reason.INCONCLUSIVE_TOO_LONG)
+    elif now.kept_lost and now.push_in_force:
+        return Decision(Action.REVERT, Reason.KEPT_LOST)
     return None
 
 
@@ -309,6 +316,8 @@ def _outside_window(now: Situation, limits: GuardLimits) -> bool:
 def _too_soon(now: Situation, limits: GuardLimits) -> Reason | None:
     if _outside_window(now, limits):
         return Reason.MAINTENANCE_WINDOW
+    if not now.pause_left_s <= 0.0:
+        return Reason.AFTER_LOSS
     if not now.since_push_s >= limits.dwell_s:
         return Reason.DWELL
     if not now.exploration_spent_slo_s + now.exploration_cost_slo_s <= limits.exploration_slo_s_per_day:

@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from rooftune.policies.envelope import KNOB, RATIO_KNOBS, Envelope, Mode
 from rooftune.policies.errors import InputError, bad_value
+from rooftune.policies.proof.probation import Probation, pause_s
 from rooftune.policies.quantiles import quantile
 from rooftune.policies.request import Setting
 from rooftune.tuner.control.outcome import Amount, Knobs
@@ -182,13 +183,32 @@ class Trial(Part):
 
 
 class Kept(Part):
-    """Our setting in force after a good trial. A state of an earlier release may hold the strides that led to it."""
+    """Our setting in force after a good trial. A state of an earlier release may hold the strides that led to it.
+
+    share, traffic: of the trial's own requests, None unknown. probation: what the cycles since then showed.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
     boot_id: Words
     setting: Knobs
     push_cycle: Count
+    share: Share | None = None
+    traffic: Traffic | None = None
+    probation: Probation = Probation()
+
+
+class Pause(Part):
+    """No pushes for ``length_s`` after ``lost_s`` (wall clock), when the setting kept since cycle ``push_cycle`` was
+    lost."""
+
+    push_cycle: Count
+    lost_s: float
+    length_s: Annotated[float, Field(ge=0)]
+
+    def left_s(self, wall_s: float) -> float:
+        """Seconds that are left; a wall clock set back never makes it longer."""
+        return max(0.0, self.length_s - max(0.0, wall_s - self.lost_s))
 
 
 class Moved(Part):
@@ -220,6 +240,7 @@ class MemoryChanges(TypedDict, total=False):
 
     trial: "Trial | None"
     kept: "Kept | None"
+    pause: "Pause | None"
     moved: "Moved | None"
     trust: "Trust"
     running_slo_s: float
@@ -238,6 +259,7 @@ class Memory(Part):
 
     trial: Trial | None = None
     kept: Kept | None = None
+    pause: Pause | None = None
     moved: Moved | None = None
     trust_ratio: float = Trust().ratio
     trust_held: Count = 0
@@ -261,6 +283,16 @@ class Memory(Part):
         days = dict(self.days)
         days[day] = days.pop(day, 0.0) + max(slo_s, 0.0)
         return self.model_copy(update={"days": tuple(days.items())[-DAYS_KEPT:]})
+
+    def paused_for(self, kept: Kept, wall_s: float, least_s: float) -> "Memory":
+        """The memory with a pause because ``kept`` was lost; once for each kept setting. least_s: the first pause."""
+        last = self.pause
+        if last is not None and last.push_cycle == kept.push_cycle:
+            return self
+        length_s = (
+            pause_s(last.length_s, wall_s - last.lost_s, least_s) if last is not None else pause_s(0.0, 0.0, least_s)
+        )
+        return self.model_copy(update={"pause": Pause(push_cycle=kept.push_cycle, lost_s=wall_s, length_s=length_s)})
 
     def but(self, **changes: Unpack[MemoryChanges]) -> "Memory":
         """A copy with some parts replaced."""

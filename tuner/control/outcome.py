@@ -168,6 +168,41 @@ class VerifyPart(Part):
     turn_left_s: Seconds = None
 
 
+class ProbationPart(Part):
+    """The kept setting against what was expected of it, see ``rooftune.policies.proof.probation``.
+
+    push_cycle: the cycle that pushed it. observed: share of good requests in the latest block; boot: the boot
+    setting's when last seen under like traffic; waiting: mean queue of the block; pace: measured over modelled time of
+    decodes alone, against the first block.
+    """
+
+    push_cycle: Count
+    standing: Literal["holds", "lower", "overload", "lost"]
+    expected: Share | None
+    observed: Share | None
+    boot: Share | None
+    waiting: Annotated[float, Field(ge=0)]
+    offered_rps: Annotated[float, Field(ge=0)]
+    pace: Amount = None
+
+
+class CarriedPart(Part):
+    """What one setting carries: the highest rate at which no queue grows, and the busy share; null: unknown."""
+
+    sustainable_rps: Annotated[float, Field(ge=0)] | None = None
+    busy_share: Annotated[float, Field(ge=0)] | None = None
+
+
+class LoadPart(Part):
+    """What is offered, and what the settings carry. overload: no setting carries it."""
+
+    offered_rps: Annotated[float, Field(ge=0)]
+    in_force: CarriedPart
+    boot: CarriedPart | None = None
+    proposed: CarriedPart | None = None
+    overload: bool = False
+
+
 class SignalPart(Part):
     """One finding about the engine, with its evidence. code: a ``Signal``."""
 
@@ -181,7 +216,8 @@ class CycleRecord(Part):
     in_force: the setting at the end of the cycle, if known; pushed: the pushed changes (live only); would_push: those
     that shadow mode held back. boot_id, revision: the engine's, null when it was not read. trust: half-width of the
     trust region as a ratio (2.0: half to double the setting in force). spent_slo_s: SLO-seconds that trials cost today
-    so far. detail: for people, one line.
+    so far. probation: of a kept setting, in the cycle that ends a block. pause_left_s: without pushes after a kept
+    setting was lost. detail: for people, one line.
     """
 
     schema_name: Literal["rooftune.cycle"] = Field(default="rooftune.cycle", alias="schema")
@@ -208,6 +244,9 @@ class CycleRecord(Part):
     proposal: ProposalPart | None = None
     load: LoadPart | None = None
     verify: VerifyPart | None = None
+    probation: ProbationPart | None = None
+    pause_left_s: Seconds = None
+    load: LoadPart | None = None
     signals: tuple[SignalPart, ...] = ()
     trust: Annotated[float, Field(ge=1)] | None = None
     spent_slo_s: Annotated[float, Field(ge=0)] = 0.0
@@ -241,6 +280,9 @@ class RecordParts(TypedDict, total=False):
     proposal: ProposalPart | None
     load: LoadPart | None
     verify: VerifyPart | None
+    probation: ProbationPart | None
+    pause_left_s: float | None
+    load: LoadPart | None
     signals: tuple[SignalPart, ...]
     trust: float | None
     spent_slo_s: float

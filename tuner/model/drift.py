@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from rooftune.policies.errors import InputError, bad_value
+from rooftune.policies.proof.probation import ALLOWANCE, cusum_threshold
 from rooftune.tuner.model.samples import FloatArray
 
-# Shifts below half a spread are ignored: the allowance of the CUSUM.
-ALLOWANCE = 0.5
 # The spread is learned from few windows; this factor still keeps the stated rate an upper bound.
 LEARNING_MARGIN = 1.4
 MIN_WINDOW_SD = 1e-3
@@ -37,14 +36,7 @@ def threshold_for(false_alarms_per_window: float) -> float:
     """CUSUM threshold, in spreads, whose two sides together raise false alarms at most this often (0 < rate <= 0.1)."""
     if not 0.0 < false_alarms_per_window <= 0.1:
         raise bad_value("false alarms per window", false_alarms_per_window, "within (0, 0.1]", "give 0.001 or so")
-    wanted = 2.0 / false_alarms_per_window
-    low, high = 0.0, 200.0
-    for _ in range(80):
-        middle = 0.5 * (low + high)
-        reach = 2.0 * ALLOWANCE * (middle + 1.166)
-        run_length = (math.exp(reach) - reach - 1.0) / (2.0 * ALLOWANCE**2)
-        low, high = (middle, high) if run_length < wanted else (low, middle)
-    return high
+    return cusum_threshold(2.0 / false_alarms_per_window)
 
 
 class DriftAlarm:

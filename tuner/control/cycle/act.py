@@ -47,6 +47,9 @@ _NO_VERDICT = frozenset(
     }
 )  # fmt: skip
 
+# A kept setting that goes back for these reasons counts as worse from now on.
+_CONDEMN = frozenset({Reason.OPERATOR_THRESHOLD, Reason.KEPT_LOST})
+
 # A record's "always": JSON has no infinity.
 SINCE_EVER_S = -1e12
 
@@ -218,7 +221,7 @@ class Actor:
             verdict = Verdict.INCONCLUSIVE  # harm under the setting before says nothing about the new one
         if decision.reason is Reason.MAINTENANCE_WINDOW:
             verdict = None
-        condemned = view.standing.kept if decision.reason is Reason.OPERATOR_THRESHOLD else None
+        condemned = view.standing.kept if decision.reason in _CONDEMN else None
         self._book.take_back(trial, condemned, view.checked, verdict)
         if target == seen.boot:
             sent = send(self._port, wire.RevertRequest(actor=self._name, reason=why, block=False))

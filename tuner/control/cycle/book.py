@@ -3,6 +3,7 @@
 import math
 from typing import Unpack
 
+from rooftune.policies.proof.probation import Probation
 from rooftune.policies.verify import Verdict
 from rooftune.tuner.control.cycle.verify import Checked
 from rooftune.tuner.control.memory import (
@@ -92,7 +93,7 @@ class Book:
     def keep(self, trial: Trial, checked: Checked, day: str, wall_s: float) -> None:
         """Ends a good trial; its setting stays."""
         self._end(trial, checked, checked.verdict, day, wall_s)
-        self.change(kept=Kept(boot_id=trial.boot_id, setting=trial.after, push_cycle=trial.push_cycle))
+        self.change(kept=kept_after(trial, checked, self.memory.kept))
         self.moved(trial.boot_id, trial.in_force_from_s)
 
     def take_back(
@@ -146,13 +147,37 @@ class Book:
         self.change(trust=trust, tried=(*self.memory.tried, *tried)[-MOST_TRIED:])
 
 
+def kept_after(trial: Trial, checked: Checked, before: Kept | None) -> Kept:
+    """The setting of a good trial, with what its probation starts from. before: what was kept until the push.
+
+    The boot setting's share is that of the trial's own "before", or from the trial that replaced boot.
+    """
+    share, boot = _share_of(checked.trial, True), _share_of(checked.trial, False)
+    if before is not None and before.boot_id == trial.boot_id and before.setting == trial.before:
+        boot = before.probation.boot
+    offered_rps = trial.traffic.rate_rps if trial.traffic is not None else None
+    return Kept(
+        boot_id=trial.boot_id,
+        setting=trial.after,
+        push_cycle=trial.push_cycle,
+        share=share,
+        traffic=trial.traffic,
+        probation=Probation(expected=share, boot=boot, offered_rps=offered_rps),
+    )
+
+
+def _share_of(trial: Trial, new: bool) -> float | None:
+    """Good share in the trial's blocks under the new or the old setting; None without requests."""
+    good, judged = (sum(row[at] for row in trial.blocks if row[0] is new) for at in (1, 2))
+    return good / judged if judged > 0.0 else None
+
+
 def _tried(trial: Trial, checked: Checked | None, verdict: Verdict, wall_s: float) -> list[Tried]:
     """The trial for later searches; empty when its traffic is unknown."""
     if trial.traffic is None:
         return []
     part = checked.part if checked is not None else None
-    good, judged = (sum(row[at] for row in trial.blocks if row[0]) for at in (1, 2))
-    share = good / judged if judged > 0.0 else None
+    share = _share_of(trial, True)
     return [
         Tried(
             before=trial.before,

@@ -97,14 +97,19 @@ class Learner:
         model = self.model
         if model is not None and len(again):
             alarm = self._alarm.add(np.log(again.duration_s / predict(model, again)))
-            if alarm is not None and self.drift is None:
-                # The older samples show another timing. Clear them only at the first alarm: later ones must not drop
-                # the steps sampled since.
-                self._reservoir.clear()
-                self._first.clear()
-                self._reservoir.add(again)
-                self._fitted_at_steps, self._seen_steps = 0, len(again)
-            self.drift = alarm or self.drift
+            if alarm is not None:
+                self.drifted(alarm, again)
+
+    def drifted(self, drift: Drift, since: StepSamples) -> None:
+        """The engine's pace has changed: a refit is due, on the samples ``since`` then and later ones."""
+        if self.drift is None:
+            # The older samples show another timing. Clear them only at the first alarm: later ones must not drop the
+            # steps sampled since.
+            self._reservoir.clear()
+            self._first.clear()
+            self._reservoir.add(since)
+            self._fitted_at_steps, self._seen_steps = 0, len(since)
+        self.drift = drift
 
     def _known(self, samples: StepSamples) -> npt.NDArray[np.bool_]:
         """Which steps have a size met before; see ``rooftune.tuner.model.samples``."""

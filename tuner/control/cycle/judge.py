@@ -104,6 +104,8 @@ class Judge:
             harmful=checked is not None and checked.harmful,
             undecided=checked is not None and checked.undecided,
             switch=setting_of(turn.setting) if turn is not None else None,
+            kept_lost=view.kept_lost,
+            pause_left_s=self._book.memory.pause.left_s(view.wall_s) if self._book.memory.pause is not None else 0.0,
         )
 
     def _trial_s(self) -> float:

@@ -21,6 +21,7 @@ from rooftune.tuner.control.cycle.fit import Learner
 from rooftune.tuner.control.cycle.judge import Judge
 from rooftune.tuner.control.cycle.observer import Observer
 from rooftune.tuner.control.cycle.plan import Planner
+from rooftune.tuner.control.cycle.probation import Watcher
 from rooftune.tuner.control.cycle.push import fault_reason, one_line
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.outcome import CycleRecord, Stage
@@ -58,6 +59,7 @@ class Controller:
         self._observer = Observer(reader, store, book, learner, options, clock, deploying)
         self._planner = Planner(searcher, book, learner, options, clock)
         self._judge = Judge(book, learner, options)
+        self._watcher = Watcher(book, learner, options)
         self._actor = Actor(port, store, book, learner, options)
 
     def cycle(self) -> CycleRecord:
@@ -81,11 +83,12 @@ class Controller:
         with draft.stage(Stage.OBSERVE):
             view = self._observer.look(draft)
         with draft.stage(Stage.VERIFY):
-            view = self._judge.check(view, draft)
+            view = self._watcher.watch(self._judge.check(view, draft), draft)
         with draft.stage(Stage.FIT):
             self._planner.fit(view, draft)
         with draft.stage(Stage.CALIBRATE):
             self._planner.harvest(view, draft)
+            view = self._watcher.hear(view, draft)
         with draft.stage(Stage.PROPOSE):
             found = self._planner.propose(view, draft)
         with draft.stage(Stage.DECIDE):

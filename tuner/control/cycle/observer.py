@@ -37,6 +37,7 @@ class CycleView:
     """One cycle's view. day: the date in the operator's zone. since_push_s: +inf when we never moved this engine.
 
     freeze: why no setting can be judged now. checked: the verdict on the trial in force, if there is one.
+    kept_lost: the kept setting in force failed its probation.
     """
 
     seen: Seen
@@ -53,6 +54,7 @@ class CycleView:
     minute_of_week: int
     wall_s: float
     checked: Checked | None = None
+    kept_lost: bool = False
 
 
 class Observer:

@@ -60,6 +60,7 @@ class Planner:
         self._enough_requests = math.inf  # in the window, from which a twin with too few of them is asked again
         self._load: LoadPart | None = None  # of the latest answer
         self._carried: dict[Setting, Carries] = {}
+        self._check_kept = False  # a kept setting under a new model: search even if all is well
         self._found = Found(None, Reason.SEARCHING)
         self._answered: Found | None = None  # what this cycle's answer gave
 
@@ -82,6 +83,7 @@ class Planner:
             if drifted:  # failed predictions, proposal and search came from the replaced model
                 self._book.change(trust=Trust())
                 self._forget()
+                self._check_kept = view.standing.kept is not None
         except FitRefused as error:
             self._refused = one_line(f"{error.code.value}: {error}")
         draft.put(fit=learner.part())
@@ -121,7 +123,7 @@ class Planner:
 
     def _judge(self, answer: SearchAnswer, view: CycleView, draft: Draft) -> Found:
         seen = view.seen
-        draft.put(twin=answer.twin)
+        draft.put(twin=answer.twin, load=answer.load)
         try:
             proposal = proposal_of(answer, seen.setting, self._job_traffic, self._ran_base)
         except InputError as error:
@@ -216,6 +218,7 @@ class Planner:
         self._job_s, self._job_base, self._job_traffic = self._clock.now_s(), seen.setting, seen.traffic
         self._ran_base, self._job_bounds, self._discard = job.base, job.bounds, False
         self._job_requests, self._enough_requests = len(seen.demand), math.inf
+        self._check_kept = False
         notes = []
         try:
             self._searcher.ask(job)
@@ -245,7 +248,7 @@ class Planner:
             return Reason.KV_BOUND
         if len(seen.demand) < self._options.search_requests or not self._judgeable(view):
             return Reason.TOO_LITTLE_DATA
-        return Reason.NO_TARGETS_MISSED if self._healthy(view) else None
+        return Reason.NO_TARGETS_MISSED if self._healthy(view) and not self._check_kept else None
 
     def _judgeable(self, view: CycleView) -> bool:
         """Whether a trial would see enough requests by its first look; shadow mode needs none."""

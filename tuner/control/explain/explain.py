@@ -10,6 +10,7 @@ from rooftune.tuner.control.outcome import (
     FitPart,
     Knobs,
     LoadPart,
+    ProbationPart,
     ProposalPart,
     TwinPart,
     VerifyPart,
@@ -24,6 +25,7 @@ MEANING: dict[Reason, str] = {
     Reason.VERDICT_WORSE: "the latest push did measurably worse than what was in force before it",
     Reason.HARMFUL: "the latest push lost so much that its trial ends for caution, before a verdict",
     Reason.INCONCLUSIVE: "both settings had all their turns, and chance explains the difference",
+    Reason.KEPT_LOST: "the kept setting no longer does what its trial showed, and the boot setting is likely better",
     Reason.INCONCLUSIVE_TOO_LONG: "the latest push could not be judged in the time allowed",
     Reason.BLOCKED_AFTER_REVERT: "an operator reverted; pushes are blocked until resume",
     Reason.PAUSED: "an operator paused the controller",
@@ -40,6 +42,7 @@ MEANING: dict[Reason, str] = {
     Reason.NEEDS_RESTART: "the proposal moves a knob that this engine takes only at start",
     Reason.OUTSIDE_ENVELOPE: "the proposal lies outside what the engine allows",
     Reason.MAINTENANCE_WINDOW: "no push is allowed at this time of the week",
+    Reason.AFTER_LOSS: "a kept setting was lost a short while ago; each repeat doubles the pause",
     Reason.DWELL: "the latest push is too recent",
     Reason.EXPLORATION_BUDGET: "trials have used up today's exploration budget",
     Reason.SHADOW_TOO_SHORT: "the controller has not spent enough time in shadow to go live",
@@ -78,6 +81,7 @@ NEXT: dict[Reason, str] = {
     Reason.VERDICT_WORSE: "the setting before is back, and the next search takes this loss into account",
     Reason.HARMFUL: "the setting before is back; the same push is not tried again under such traffic for a day",
     Reason.INCONCLUSIVE: "the setting before is back, and it searches again",
+    Reason.KEPT_LOST: "the boot setting is back, and after a pause it searches again",
     Reason.INCONCLUSIVE_TOO_LONG: "the setting before is back, and it searches again",
     Reason.BLOCKED_AFTER_REVERT: "it watches only, until: rooftune resume",
     Reason.PAUSED: "it watches only, until: rooftune resume",
@@ -94,6 +98,7 @@ NEXT: dict[Reason, str] = {
     Reason.NEEDS_RESTART: "an operator may start the engine with that value; the controller leaves it alone",
     Reason.OUTSIDE_ENVELOPE: "it searches again inside the engine's bounds",
     Reason.MAINTENANCE_WINDOW: "it decides again once a window allows it",
+    Reason.AFTER_LOSS: "it decides again once the pause is over",
     Reason.DWELL: "it decides again once the dwell time is over",
     Reason.EXPLORATION_BUDGET: "it pushes again tomorrow, or with a larger guard.exploration_slo_s_per_day",
     Reason.SHADOW_TOO_SHORT: "it pushes once it has watched for guard.min_shadow_s",
@@ -267,7 +272,24 @@ def _decided(record: CycleRecord) -> str:
         decision = f"held before the guard had anything to decide: {meaning}"
     else:
         decision = f"held: {meaning}"
-    return f"{decision}{detail}{_verdict(record.verify)}"
+    return f"{decision}{detail}{_verdict(record.verify)}{_probation(record.probation)}"
+
+
+_STANDINGS = {
+    "holds": "as expected",
+    "lower": "less than expected, but above the boot setting",
+    "overload": "the load has risen, and the boot setting would carry less of it",
+    "lost": "not what was expected",
+}
+
+
+def _probation(kept: ProbationPart | None) -> str:
+    if kept is None or kept.observed is None:
+        return ""
+    was = "" if kept.expected is None else f", expected {share(kept.expected)}"
+    boot = "" if kept.boot is None else f", the boot setting had {share(kept.boot)}"
+    words = f"{share(kept.observed)} within the targets{was}{boot}"
+    return f"; the setting kept since cycle {kept.push_cycle}: {words}: {_STANDINGS[kept.standing]}"
 
 
 def _verdict(verify: VerifyPart | None) -> str:

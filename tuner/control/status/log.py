@@ -28,7 +28,7 @@ _WARNINGS: frozenset[Reason] = frozenset(
         Reason.UNREACHABLE, Reason.GARBAGE, Reason.WORKER_FAILED, Reason.HELD_BY_OTHER,
         Reason.CONFLICT, Reason.REFUSED, Reason.METRICS_STALE, Reason.ENGINE_RESTARTED,
         Reason.OPERATOR_THRESHOLD, Reason.ERRORS_RISING, Reason.VERDICT_WORSE, Reason.INCONCLUSIVE_TOO_LONG,
-        Reason.KV_BOUND, Reason.FROZEN_BY_SIGNAL, Reason.ABORT_STORM, Reason.FOUND_FOREIGN,
+        Reason.KEPT_LOST, Reason.KV_BOUND, Reason.FROZEN_BY_SIGNAL, Reason.ABORT_STORM, Reason.FOUND_FOREIGN,
     }
 )  # fmt: skip
 
