@@ -19,6 +19,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import pairwise
 
 from rooftune.policies.errors import bad_value
 
@@ -102,8 +103,9 @@ class Carries:
 
     def only_boot(self, offered_rps: float) -> bool:
         """Whether the boot setting carries what is offered and the one in force does not."""
-        known = self.in_force_rps is not None and self.boot_rps is not None
-        return known and self.in_force_rps < offered_rps <= self.boot_rps  # type: ignore[operator]  # both known
+        if self.in_force_rps is None or self.boot_rps is None:
+            return False
+        return self.in_force_rps < offered_rps <= self.boot_rps
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ def deviation(mean: float, judged: float, blocks: Sequence[Block]) -> float:
     variance = sum(one * one for one in off) / (len(off) - 1)
     if variance <= 0.0:
         return counted
-    together = sum(a * b for a, b in zip(off, off[1:], strict=False)) / (len(off) - 1)
+    together = sum(a * b for a, b in pairwise(off)) / (len(off) - 1)
     # The estimate of an autocorrelation from few blocks is low by about (1 + 4 r) / n.
     raw = together / variance
     ar = min(max(raw + (1.0 + 4.0 * max(raw, 0.0)) / len(off), 0.0), MOST_AR)
@@ -167,7 +169,7 @@ def _higher(height: float, reference: float | None, block: Block, blocks: Sequen
 def queue_grows(blocks: Sequence[Block]) -> bool:
     """Whether the queue grew over the latest QUEUE_BLOCKS blocks, in each of them."""
     lengths = [block.waiting for block in blocks[-QUEUE_BLOCKS - 1 :]]
-    if len(lengths) <= QUEUE_BLOCKS or not all(a < b for a, b in zip(lengths, lengths[1:], strict=False)):
+    if len(lengths) <= QUEUE_BLOCKS or not all(a < b for a, b in pairwise(lengths)):
         return False
     return lengths[-1] >= max(lengths[0] + QUEUE_LEAST, lengths[0] * QUEUE_RATIO)
 
@@ -204,8 +206,11 @@ def watch(state: Probation, block: Block, block_s: float, alike: bool) -> tuple[
 def _standing(now: Probation, boot: float | None, block: Block) -> Standing:
     if now.lost > LOST_AT or now.carries.only_boot(block.offered_rps):
         return Standing.LOST
-    above = boot is not None and block.judged >= LEAST_JUDGED
-    above = above and block.share > boot + deviation(boot, block.judged, now.blocks)  # type: ignore[operator]  # as above
+    above = (
+        boot is not None
+        and block.judged >= LEAST_JUDGED
+        and block.share > boot + deviation(boot, block.judged, now.blocks)
+    )
     if queue_grows(now.blocks):
         more = now.carries.boot_more
         if more or (more is None and not above):

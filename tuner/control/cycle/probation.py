@@ -53,28 +53,27 @@ class Watcher:
             return self._store(view, kept, state.restarted(seen.now_s if seen.abort_storm else settled_s))
         if seen.now_s - from_s < self._options.verify_s / 2.0:
             return self._store(view, kept, state)
-        return self._judge(view, kept, state.restarted(from_s), draft)
+        return self._judge(view, kept, state, from_s, draft)
 
     def _refitted(self, state: Probation) -> Probation:
         """Without the pace under an earlier model."""
         before, self._model = self._model, self._learner.model
         return state if before in (None, self._model) else replace(state, pace=None)
 
-    def _judge(self, view: CycleView, kept: Kept, state: Probation, draft: Draft) -> CycleView:
-        """The tests after the block that ends now."""
+    def _judge(self, view: CycleView, kept: Kept, state: Probation, from_s: float, draft: Draft) -> CycleView:
+        """The tests after the block from ``from_s`` to now."""
         seen = view.seen
-        assert state.from_s is not None
-        block = block_of(seen, state.from_s)
+        block = block_of(seen, from_s)
         like = self._like(kept, seen, block.offered_rps)
         if like and kept.share is not None:
             state = state.expecting(kept.share)
-        expected, measured = state.expected, self._measured(seen, state.from_s)
+        expected, measured = state.expected, self._measured(seen, from_s)
         ratio = None if measured is None or state.pace is None else measured / state.pace
-        state, standing = watch(state, block, seen.now_s - state.from_s, like)
+        state, standing = watch(state, block, seen.now_s - from_s, like)
         slower = ratio is not None and max(ratio, 1.0 / ratio) > PACE_RATIO
         if slower and ratio is not None and self._learner.drift is None:
             draft.note(f"decodes alone take {ratio:.2f} times as long as when this setting was kept: refits")
-            since = seen.window.steps.select(seen.window.steps.start_s >= state.from_s).samples()
+            since = seen.window.steps.select(seen.window.steps.start_s >= from_s).samples()
             self._learner.drifted(Drift(ratio, 1, ratio > 1.0), since)
         state = replace(state.restarted(seen.now_s), pace=measured if state.pace is None else state.pace)
         draft.put(
