@@ -6,21 +6,22 @@ pushed whatever a search would say of it.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+import pytest
 
-from rooftune.policies.guard import Action, Reason
+from rooftune.policies.guard import Action, GuardLimits, Reason
 from rooftune.policies.request import SHORTEST_FIRST, Setting
 from rooftune.policies.slo import Slo, Target, good
 from rooftune.policies.step_time import StepModel
-from rooftune.tuner.control.cycle.loop import Controller
 from rooftune.tuner.control.job import Job, SearchAnswer
 from rooftune.tuner.control.outcome import CycleRecord
 from rooftune.tuner.observe.rows import FloatArray, RequestRows
-from tests.control.doubles import BOLD, Rig, answer_of, options, rig
+from tests.control.doubles import Rig, answer_of, options, rig
+from tests.control.kept import keep
 from tests.control.live import LiveEngine, Traffic
 
 # A small model on two cores: a step of 88 tokens takes 0.12 s, of 2048 tokens 2.1 s.
@@ -91,15 +92,27 @@ class Story:
     after: list[CycleRecord]
 
 
+def through_a_trial(run: Rig) -> None:
+    """The push, its trial and the good verdict."""
+    run.run(90, until=lambda record: record.verify is not None and record.verify.verdict == "better")
+
+
+def from_an_older_memory(run: Rig) -> None:
+    """Kept by a release that did not note what its trial showed."""
+    run.engine.advance(120.0)
+    keep(run, BOOT._replace(step_tokens=88, order_policy=SHORTEST_FIRST, aging_s=30.0))
+    run.engine.advance(120.0)
+
+
 @cache
-def story() -> Story:
-    limits = BOLD.__class__(largest_ratio=64.0, dwell_s=0.0, min_shadow_s=0.0, max_inconclusive_s=600.0)
+def story(kept: Callable[[Rig], None]) -> Story:
+    limits = GuardLimits(largest_ratio=64.0, dwell_s=0.0, min_shadow_s=0.0, max_inconclusive_s=600.0)
     bounds = {"step_tokens": (1.0, 1e6), "order_policy": (0.0, 2.0), "aging_s": (1.0, 600.0)}
     given = options(
         slo=SLO, limits=limits, bounds=bounds, cycle_s=CYCLE_S, window_s=120.0, verify_s=VERIFY_S, settle_s=5.0
     )
     run = rig(once, engine=engine(), options=given)
-    run.run(90, until=lambda record: record.verify is not None and record.verify.verdict == "better")
+    kept(run)
     assert run.setting.step_tokens == 88, "kept"
     slow_from_s = run.engine.clock.now_s
     run.engine.slow = SLOWER
@@ -115,9 +128,10 @@ def ours(record: CycleRecord) -> bool:
     return record.in_force is not None and record.in_force["step_tokens"] == 88
 
 
-def test_the_boot_setting_is_back_after_two_verify_windows_below_it() -> None:
+@pytest.mark.parametrize("kept", [through_a_trial, from_an_older_memory])
+def test_the_boot_setting_is_back_after_two_verify_windows_below_it(kept: Callable[[Rig], None]) -> None:
     """A window counts as below when it has less than half of the default's share."""
-    told = story()
+    told = story(kept)
     below = [tuned < 0.5 * default for tuned, default in zip(told.tuned, told.default, strict=True)]
     each = int(VERIFY_S / CYCLE_S)
     held = [all(map(ours, told.after[at * each : (at + 1) * each])) for at in range(len(below))]
@@ -127,14 +141,11 @@ def test_the_boot_setting_is_back_after_two_verify_windows_below_it() -> None:
         longest = max(longest, run)
     shown = f"tuned {told.tuned.round(2).tolist()}, default {told.default.round(2).tolist()}, ours {held}"
     assert longest <= 2, shown
+    assert told.run.setting == BOOT, shown
 
 
 def test_it_says_so_and_pauses() -> None:
-    told = story()
+    told = story(through_a_trial)
     lost = [record for record in told.after if record.reason is Reason.KEPT_LOST]
     assert lost and lost[0].action is Action.REVERT and lost[0].probation is not None
     assert lost[0].pause_left_s is None and told.after[lost[0].number - told.after[0].number + 1].pause_left_s
-
-
-def test_the_controller_is_the_real_one() -> None:
-    assert isinstance(story().run.controller, Controller)

@@ -165,7 +165,9 @@ def test_what_boot_alone_carries_is_for_boot() -> None:
     state = replace(KEPT, carries=Carries(1.8, 2.2))
     assert watch(state, block(0.9), BLOCK_S, True)[1] is Standing.LOST
     assert watch(state, block(0.9, offered_rps=1.7), BLOCK_S, True)[1] is Standing.HOLDS
-    assert watch(state, block(0.9, offered_rps=2.3), BLOCK_S, True)[1] is Standing.HOLDS, "boot does not carry it either"
+    assert watch(state, block(0.9, offered_rps=2.3), BLOCK_S, True)[1] is Standing.HOLDS, (
+        "boot does not carry it either"
+    )
 
 
 def test_blocks_without_requests_say_nothing() -> None:
