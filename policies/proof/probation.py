@@ -35,6 +35,7 @@ SHARED, AR_PRIOR, MOST_AR, LEARNT_MARGIN = 0.04, 1.6, 0.7, 1.25
 LEAST_JUDGED = 5.0
 # A queue grows: longer in each of so many blocks in a row, in the end by this many requests and this factor.
 QUEUE_BLOCKS, QUEUE_LEAST, QUEUE_RATIO = 4, 5.0, 1.5
+CLEARLY = 1.05  # sustainable rates are estimates
 RISEN = 1.1  # the offered rate over that at the verdict, beyond counting noise
 DAY_S = 86_400.0
 
@@ -96,14 +97,16 @@ class Carries:
 
     @property
     def boot_more(self) -> bool | None:
-        """Whether the boot setting carries more; None: unknown."""
+        """Whether the boot setting carries more, by CLEARLY at least; None: unknown, or about as much."""
         if self.in_force_rps is None or self.boot_rps is None:
             return None
-        return self.boot_rps > self.in_force_rps
+        if self.boot_rps >= CLEARLY * self.in_force_rps:
+            return True
+        return False if self.boot_rps < self.in_force_rps else None
 
     def only_boot(self, offered_rps: float) -> bool:
         """Whether the boot setting carries what is offered and the one in force does not."""
-        if self.in_force_rps is None or self.boot_rps is None:
+        if self.in_force_rps is None or self.boot_rps is None or not self.boot_more:
             return False
         return self.in_force_rps < offered_rps <= self.boot_rps
 

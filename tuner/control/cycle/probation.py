@@ -105,9 +105,10 @@ class Watcher:
         known = kept.share is not None and self._like(kept, seen, rate_rps)
         if twin.verdict == "good" and now is not None and not known:
             state = state.expecting(now)
-        if load is not None:
-            boot_rps = load.boot.sustainable_rps if load.boot is not None else None
-            state = replace(state, carries=Carries(load.in_force.sustainable_rps, boot_rps))
+        carries = Carries()
+        if load is not None and twin.verdict == "good":
+            carries = Carries(load.in_force.sustainable_rps, load.boot.sustainable_rps if load.boot else None)
+        state = replace(state, carries=carries)
         view = self._store(view, kept, state)
         if load is not None and state.carries.only_boot(load.offered_rps):
             draft.note(

@@ -112,6 +112,9 @@ def _latest(record: CycleRecord, since_s: float) -> Iterator[Sample]:
             float(verify.arm != "old"),
         )
         yield "trial_pairs", "Whole pairs of turns that the trial has counted.", float(verify.pairs)
+    pause_s = record.pause_left_s
+    pause_s = max(0.0, pause_s - since_s) if isinstance(pause_s, float) else None
+    yield "pause_left_seconds", "Time left without pushes, after a kept setting was lost.", pause_s
     if fit is not None:
         yield "knee_tokens", "Where floor and slope of the step model meet.", fit.knee_tokens
         yield "knee_low_tokens", "Lower end of the knee's interval.", fit.knee_low_tokens
