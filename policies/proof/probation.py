@@ -89,7 +89,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Carries:
+class Rates:
     """Sustainable rates in requests/s, as the latest search estimates them; None: unknown."""
 
     in_force_rps: float | None = None
@@ -127,7 +127,7 @@ class Probation:
     fell: float = 0.0
     lost: float = 0.0
     blocks: tuple[Block, ...] = ()
-    carries: Carries = Carries()
+    rates: Rates = Rates()
     from_s: float | None = None
     pace: float | None = None
 
@@ -196,7 +196,7 @@ def watch(state: Probation, block: Block, block_s: float, alike: bool) -> tuple[
     standing = _standing(now, boot, block)
     if standing is Standing.HOLDS:
         return now, standing
-    if standing is Standing.LOST and state.carries.boot_more is False and risen(state, block, block_s):
+    if standing is Standing.LOST and state.rates.boot_more is False and risen(state, block, block_s):
         standing = Standing.OVERLOAD
     if standing is Standing.LOST:
         return now, standing
@@ -207,7 +207,7 @@ def watch(state: Probation, block: Block, block_s: float, alike: bool) -> tuple[
 
 
 def _standing(now: Probation, boot: float | None, block: Block) -> Standing:
-    if now.lost > LOST_AT or now.carries.only_boot(block.offered_rps):
+    if now.lost > LOST_AT or now.rates.only_boot(block.offered_rps):
         return Standing.LOST
     above = (
         boot is not None
@@ -215,7 +215,7 @@ def _standing(now: Probation, boot: float | None, block: Block) -> Standing:
         and block.share > boot + deviation(boot, block.judged, now.blocks)
     )
     if queue_grows(now.blocks):
-        more = now.carries.boot_more
+        more = now.rates.boot_more
         if more or (more is None and not above):
             return Standing.LOST
     if now.fell > FELL_AT:

@@ -11,7 +11,7 @@ from rooftune.policies.slo import Slo, Target
 from rooftune.tuner.control.explain.explain import explain
 from rooftune.tuner.control.job import Job, SearchAnswer
 from rooftune.tuner.control.memory import KEY, Kept, Memory, Pause, recall
-from rooftune.tuner.control.outcome import CarriedPart, CycleRecord, LoadPart
+from rooftune.tuner.control.outcome import Carries, CycleRecord, LoadPart
 from rooftune.tuner.ports.base import PortError, PortFault
 from tests.control.doubles import MemoryStore, Rig, answer_of, options, proposes, rig
 from tests.control.kept import keep, traffic
@@ -139,8 +139,8 @@ def carrying(in_force_rps: float, boot_rps: float) -> Any:
     def reply(job: Job) -> SearchAnswer:
         load = LoadPart(
             offered_rps=2.0,
-            in_force=CarriedPart(sustainable_rps=in_force_rps),
-            boot=CarriedPart(sustainable_rps=boot_rps),
+            in_force=Carries(sustainable_rps=in_force_rps),
+            boot=Carries(sustainable_rps=boot_rps),
         )
         return answer_of(job, verdict="keep", gain=0.0).model_copy(update={"load": load})
 

@@ -17,8 +17,8 @@ from rooftune.policies.proof.probation import (
     LOST_AT,
     LOST_BLOCKS,
     Block,
-    Carries,
     Probation,
+    Rates,
     Standing,
     cusum_threshold,
     deviation,
@@ -132,13 +132,13 @@ def test_under_other_traffic_boot_counts_as_unknown_and_is_preferred() -> None:
 
 def test_if_the_load_rose_and_boot_carries_less_it_stays() -> None:
     heavy = [block(0.1, offered_rps=4.0)] * 4
-    less, more = Carries(3.0, 2.5), Carries(3.0, 3.5)
-    state, found = told(replace(KEPT, carries=less), heavy)
+    less, more = Rates(3.0, 2.5), Rates(3.0, 3.5)
+    state, found = told(replace(KEPT, rates=less), heavy)
     assert Standing.OVERLOAD in found and Standing.LOST not in found and state.expected == pytest.approx(0.1)
-    for carries in (more, Carries(), Carries(3.0, None)):
-        assert Standing.LOST in told(replace(KEPT, carries=carries), heavy)[1], carries
+    for rates in (more, Rates(), Rates(3.0, None)):
+        assert Standing.LOST in told(replace(KEPT, rates=rates), heavy)[1], rates
     calm = [block(0.1)] * 4
-    assert Standing.LOST in told(replace(KEPT, carries=less), calm)[1], "the load did not rise"
+    assert Standing.LOST in told(replace(KEPT, rates=less), calm)[1], "the load did not rise"
 
 
 def growing(share: float) -> list[Block]:
@@ -148,8 +148,8 @@ def growing(share: float) -> list[Block]:
 def test_a_growing_queue_goes_back_where_boot_carries_more_or_nothing_is_known() -> None:
     unknown = replace(KEPT, boot=None)
     assert Standing.LOST in told(unknown, growing(0.9))[1]
-    assert Standing.LOST in told(replace(KEPT, carries=Carries(1.5, 2.5)), growing(0.9))[1]
-    assert Standing.LOST not in told(replace(unknown, carries=Carries(2.5, 1.5)), growing(0.9))[1]
+    assert Standing.LOST in told(replace(KEPT, rates=Rates(1.5, 2.5)), growing(0.9))[1]
+    assert Standing.LOST not in told(replace(unknown, rates=Rates(2.5, 1.5)), growing(0.9))[1]
     assert Standing.LOST not in told(KEPT, growing(0.9))[1], "still far above what boot showed"
     assert Standing.LOST in told(replace(KEPT, expected=None), growing(0.5))[1], "as good as boot was"
 
@@ -162,7 +162,7 @@ def test_a_queue_grows_in_every_block_and_by_more_than_a_few() -> None:
 
 
 def test_what_boot_alone_carries_is_for_boot() -> None:
-    state = replace(KEPT, carries=Carries(1.8, 2.2))
+    state = replace(KEPT, rates=Rates(1.8, 2.2))
     assert watch(state, block(0.9), BLOCK_S, True)[1] is Standing.LOST
     assert watch(state, block(0.9, offered_rps=1.7), BLOCK_S, True)[1] is Standing.HOLDS
     assert watch(state, block(0.9, offered_rps=2.3), BLOCK_S, True)[1] is Standing.HOLDS, (

@@ -93,7 +93,7 @@ class Book:
     def keep(self, trial: Trial, checked: Checked, day: str, wall_s: float) -> None:
         """Ends a good trial; its setting stays."""
         self._end(trial, checked, checked.verdict, day, wall_s)
-        self.change(kept=kept_after(trial, checked, self.memory.kept))
+        self.change(kept=kept_after(trial, _share_of(trial, True), _share_of(trial, False), self.memory.kept))
         self.moved(trial.boot_id, trial.in_force_from_s)
 
     def take_back(
@@ -147,22 +147,21 @@ class Book:
         self.change(trust=trust, tried=(*self.memory.tried, *tried)[-MOST_TRIED:])
 
 
-def kept_after(trial: Trial, checked: Checked, before: Kept | None) -> Kept:
-    """The setting of a good trial, with what its probation starts from. before: what was kept until the push.
-
-    The boot setting's share is that of the trial's own "before", or from the trial that replaced boot.
-    """
-    share, boot = _share_of(checked.trial, True), _share_of(checked.trial, False)
-    if before is not None and before.boot_id == trial.boot_id and before.setting == trial.before:
-        boot = before.probation.boot
+def kept_after(trial: Trial, new: float | None, old: float | None, before: Kept | None) -> Kept:
+    """The setting of a good trial, with what its probation starts from. new, old: shares of good requests under
+    ``after`` and ``before`` in the trial, None unknown. before: what was kept until the push; without it, the old share
+    is the boot setting's."""
+    known = before is not None and before.boot_id == trial.boot_id and before.setting == trial.before
+    boot = before.probation.boot if before is not None and known else old
+    new, boot = (value if value is not None and 0.0 <= value <= 1.0 else None for value in (new, boot))
     offered_rps = trial.traffic.rate_rps if trial.traffic is not None else None
     return Kept(
         boot_id=trial.boot_id,
         setting=trial.after,
         push_cycle=trial.push_cycle,
-        share=share,
+        share=new,
         traffic=trial.traffic,
-        probation=Probation(expected=share, boot=boot, offered_rps=offered_rps),
+        probation=Probation(expected=new, boot=boot, offered_rps=offered_rps),
     )
 
 

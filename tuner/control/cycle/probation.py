@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rooftune.policies.proof.probation import Block, Carries, Probation, Standing, watch
+from rooftune.policies.proof.probation import Block, Probation, Rates, Standing, watch
 from rooftune.policies.slo import good
 from rooftune.policies.step_time import StepModel
 from rooftune.tuner.control.cycle.book import Book
@@ -100,20 +100,22 @@ class Watcher:
         if kept is None or twin is None:
             return view
         state = kept.probation
-        rate_rps = load.offered_rps if load is not None else (seen.traffic.rate_rps if seen.traffic else 0.0)
+        offered_rps = load.offered_rps if load is not None else None
+        if offered_rps is None:
+            offered_rps = seen.traffic.rate_rps if seen.traffic is not None else 0.0
         now = found.attainment_now if found is not None else None
-        known = kept.share is not None and self._like(kept, seen, rate_rps)
+        known = kept.share is not None and self._like(kept, seen, offered_rps)
         if twin.verdict == "good" and now is not None and not known:
             state = state.expecting(now)
-        carries = Carries()
+        rates = Rates()
         if load is not None and twin.verdict == "good":
-            carries = Carries(load.in_force.sustainable_rps, load.boot.sustainable_rps if load.boot else None)
-        state = replace(state, carries=carries)
+            rates = Rates(load.in_force.sustainable_rps, load.boot.sustainable_rps)
+        state = replace(state, rates=rates)
         view = self._store(view, kept, state)
-        if load is not None and state.carries.only_boot(load.offered_rps):
+        if state.rates.only_boot(offered_rps):
             draft.note(
-                f"{load.offered_rps:.3g} requests/s are offered; this setting carries "
-                f"{state.carries.in_force_rps:.3g}, the boot setting {state.carries.boot_rps:.3g}"
+                f"{offered_rps:.3g} requests/s are offered; this setting carries "
+                f"{state.rates.in_force_rps:.3g}, the boot setting {state.rates.boot_rps:.3g}"
             )
             return self._lost(view, kept)
         return view
