@@ -251,7 +251,6 @@ class CycleRecord(Part):
     verify: VerifyPart | None = None
     probation: ProbationPart | None = None
     pause_left_s: Seconds = None
-    load: LoadPart | None = None
     signals: tuple[SignalPart, ...] = ()
     trust: Annotated[float, Field(ge=1)] | None = None
     spent_slo_s: Annotated[float, Field(ge=0)] = 0.0
@@ -287,7 +286,6 @@ class RecordParts(TypedDict, total=False):
     verify: VerifyPart | None
     probation: ProbationPart | None
     pause_left_s: float | None
-    load: LoadPart | None
     signals: tuple[SignalPart, ...]
     trust: float | None
     spent_slo_s: float
