@@ -116,28 +116,6 @@ class LoadPart(Part):
     overload: bool = False
 
 
-class Carries(Part):
-    """What one setting carries, by the latest search; null: not known. busy_share: of the time of its window."""
-
-    sustainable_rps: Annotated[float, Field(ge=0)] | None = None
-    busy_share: Share | None = None
-
-
-class LoadPart(Part):
-    """Requests per second that arrive, and that settings carry: at which a queue does not grow.
-
-    offered_rps: in this cycle's window, whether they have ended or not; in an answer of the child, in its window.
-    proposed: of the search's proposal. overload: more arrives than anything carries with headroom, or (in a cycle) than
-    what is in force carries.
-    """
-
-    offered_rps: Annotated[float, Field(ge=0)] | None
-    in_force: Carries = Carries()
-    boot: Carries = Carries()
-    proposed: Carries = Carries()
-    overload: bool = False
-
-
 class ProposalPart(Part):
     """The search's result for this window. attainment_now, attainment_proposed: on the twin.
 

@@ -110,7 +110,7 @@ def unreachable_words(record: RunRecord, index: int) -> str:
 def _rate_words(rate: FeasiblePart | None) -> str:
     if rate is None:
         return ""
-    if rate.scale is None:
+    if rate.scale is None or rate.rate_rps is None:
         lowest = Fraction(rate.lowest_scale).limit_denominator(1000)  # 1/64
         return f"Even at {lowest} of this rate a target would be missed: for this traffic the targets are too tight."
     within = "" if rate.width is None else f", at {words.share(rate.width)} more it would not"

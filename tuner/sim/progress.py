@@ -34,8 +34,9 @@ class Progress:
     """The requests in an engine at ``at_s``: running ones in order of admission, then waiting ones in their order.
 
     at_s: on the clock of the traffic. request: rows of the traffic, shape (k,); running: how many of them run.
-    computed_tokens: KV entries that exist (0 while waiting); produced_tokens: output so far. scheduled_s, first_token_s,
-    last_token_s: instants, NaN when not reached; longest_gap_s so far, NaN before the first token. All of shape (k,).
+    computed_tokens: KV entries that exist (0 while waiting); produced_tokens: output so far. scheduled_s,
+    first_token_s, last_token_s: instants, NaN when not reached; longest_gap_s: so far, NaN before the first token. All
+    of shape (k,).
     """
 
     at_s: float

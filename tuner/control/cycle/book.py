@@ -188,7 +188,7 @@ def _tried(trial: Trial, checked: Checked | None, verdict: Verdict, wall_s: floa
             half_width=part.half_width if part is not None else None,
             attainment=share,
             goodput_rps=None if share is None else share * trial.traffic.rate_rps,
-            requests=int(judged),
+            requests=int(sum(row[2] for row in trial.blocks if row[0])),
             predicted_attainment=trial.predicted_attainment,
             wall_s=wall_s,
         )

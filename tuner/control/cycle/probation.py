@@ -15,8 +15,7 @@ from rooftune.policies.step_time import StepModel
 from rooftune.tuner.control.cycle.book import Book
 from rooftune.tuner.control.cycle.draft import Draft
 from rooftune.tuner.control.cycle.fit import Learner
-from rooftune.tuner.control.cycle.matched import overdue
-from rooftune.tuner.control.cycle.observe import Seen, in_flight, wait_bound_s, waiting_at
+from rooftune.tuner.control.cycle.observe import Seen, in_flight, overdue, wait_bound_s, waiting_at
 from rooftune.tuner.control.cycle.observer import CycleView
 from rooftune.tuner.control.cycle.verify import PACE_RATIO, pace
 from rooftune.tuner.control.figures import judged
