@@ -37,6 +37,7 @@ class Unit(StrEnum):
     CHOICE = "choice"
     SECONDS = "seconds"
     SECONDS_PER_TOKEN = "seconds per token"
+    SHARE = "share"
 
 
 @dataclass(frozen=True)
@@ -151,8 +152,13 @@ KNOBS = (
     ),
     Knob(
         "aging_s", "aging bound", _FOLLOWER, Unit.SECONDS, 0.0, _HOUR,
-        "aging", "a request that waited this long goes first",
+        "aging", "a request that waited this long has aged",
         policy="order_policy", under=(SHORTEST_FIRST, DEADLINE), part="aging_s",
+    ),
+    Knob(
+        "aged_share", "steps in which the aged go first", _FOLLOWER, Unit.SHARE, 0.01, _constant(1.0),
+        "aged-share", "share of the steps in which aged requests go first; in the others they go last",
+        policy="order_policy", under=(SHORTEST_FIRST, DEADLINE), part="aged_share",
     ),
     Knob(
         "ttft_target_s", "deadline for the first token", _FOLLOWER, Unit.SECONDS, 0.0, _HOUR,

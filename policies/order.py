@@ -1,26 +1,58 @@
 """Order policies: which prefill gets the tokens that decodes leave.
 
 Every policy is a rank and a value; the smallest (rank, value, arrival, index) goes first. Preempted requests come
-first, then those that have waited ``aging_s`` (oldest first), then the policy's own order: SHORTEST_FIRST by prompt
-tokens left; DEADLINE likewise, with requests that can no longer meet their TTFT target last.
+first, then the policy's own order: SHORTEST_FIRST by prompt tokens left; DEADLINE likewise, with requests that can no
+longer meet their TTFT target last. Those that have waited ``aging_s`` (oldest first) go before all of these in a share
+``aged_share`` of the steps, and behind them in the others: if they always went first, every policy would be first come,
+first served as soon as all have waited that long.
 """
 
-from rooftune.policies.request import CACHED, COMPUTED, DEADLINE, KNOWN, PROMPT, RUNNING, STATUS, Setting, State
+import math
+
+from rooftune.policies.request import (
+    AGED_FIRST,
+    CACHED,
+    COMPUTED,
+    DEADLINE,
+    KNOWN,
+    ORDERED_STEPS,
+    PROMPT,
+    RUNNING,
+    STATUS,
+    Setting,
+    State,
+)
 
 FIRST = 0
 AGED = 1
 IN_TIME = 2
 LATE = 3
+BEHIND = 4  # aged, in a step that is not theirs
+
+
+def aged_turn(steps: int, aged_share: float) -> bool:
+    """Whether the aged go first in a step; ``steps``: that give prefills tokens by an order policy, up to this one.
+
+    Of any n such steps in a row the aged have at least floor(n * aged_share).
+    """
+    return math.floor(steps * aged_share) > math.floor((steps - 1) * aged_share)
+
+
+def begin_ordered_step(state: State, setting: Setting) -> None:
+    """Count a step that gives prefills tokens by an order policy, and note whose turn it is."""
+    counters = state.counters
+    counters[ORDERED_STEPS] += 1
+    counters[AGED_FIRST] = 1 if aged_turn(counters[ORDERED_STEPS], setting.aged_share) else 0
 
 
 def rank(state: State, setting: Setting, request: int, now_s: float) -> int:
-    """A prefill's rank; ``now_s`` on the clock of ``State.arrival_s``."""
+    """A prefill's rank in the step begun; ``now_s`` on the clock of ``State.arrival_s``."""
     row = state.requests[request]
     if row[KNOWN] > row[PROMPT]:
         return FIRST
     waited_s = now_s - state.arrival_s[request]
     if waited_s >= setting.aging_s:
-        return AGED
+        return AGED if state.counters[AGED_FIRST] != 0 else BEHIND
     if setting.order_policy == DEADLINE:
         if waited_s + tokens_left(state, request) * setting.prefill_s_per_token > setting.ttft_target_s:
             return LATE
@@ -41,7 +73,7 @@ def goes_before(state: State, setting: Setting, first: int, second: int, now_s: 
     rank_second = rank(state, setting, second, now_s)
     if rank_first != rank_second:
         return rank_first < rank_second
-    if rank_first >= IN_TIME:
+    if rank_first == IN_TIME or rank_first == LATE:
         left_first, left_second = tokens_left(state, first), tokens_left(state, second)
         if left_first != left_second:
             return left_first < left_second

@@ -10,7 +10,7 @@ has run. All code here is scalar over arrays: the twin compiles it.
 
 from rooftune.policies.budget import step_budget
 from rooftune.policies.kv import find_prefix, fits, grow, release, take_prefix
-from rooftune.policies.order import goes_before
+from rooftune.policies.order import begin_ordered_step, goes_before
 from rooftune.policies.request import (
     ADMISSIONS,
     ADMITTED,
@@ -82,6 +82,9 @@ def plan_step(setting: Setting, boot: Boot, model: StepModel, state: State, now_
         if counters[PREEMPTED_COUNT] == 0:
             _admit_in_order(setting, boot, state, left, cap, partials, now_s)
     else:
+        admissible = counters[WAITING_COUNT] > 0 and counters[RUNNING_COUNT] < setting.max_running
+        if budget > decodes and (partials > 0 or admissible):
+            begin_ordered_step(state, setting)
         left, partials = _serve_running(boot, state, budget, cap, decodes, partials, decodes)
         _serve_by_policy(setting, boot, state, left, cap, partials, now_s)
     release_leaving(boot, state)

@@ -52,7 +52,9 @@ BUDGET = 11  # tokens the latest step was allowed
 REORDERED = 12  # 1 while State.running is not in admission order
 HELD_BACK = 13  # waiting requests that a cap passed over in the latest step
 LEAVING_COUNT = 14  # finished requests that still hold their blocks and their place (Boot.plan_ahead)
-COUNTERS = 16
+ORDERED_STEPS = 15  # steps that gave prefills tokens by an order policy
+AGED_FIRST = 16  # 1 when the latest of these was a turn of the aged
+COUNTERS = 24
 
 # State.blocks (only filled when the pool knows contents)
 REFERENCES = 0
@@ -123,7 +125,8 @@ class Setting(NamedTuple):
 
     Budget policy STEP_TIME_TARGET: ``budget_target_s`` and ``budget_floor_tokens``. PRESSURE: at most
     ``pressure_tokens`` while at least ``pressure_prefills`` prefills and one decode are active.
-    Order policies: ``aging_s``; DEADLINE also ``ttft_target_s`` and ``prefill_s_per_token``.
+    Order policies: ``aging_s`` and ``aged_share``, of the steps (1, as before that knob: the aged always go first);
+    DEADLINE also ``ttft_target_s`` and ``prefill_s_per_token``.
     """
 
     step_tokens: int
@@ -143,6 +146,7 @@ class Setting(NamedTuple):
     aging_s: float = 10.0
     ttft_target_s: float = 0.0
     prefill_s_per_token: float = 0.0
+    aged_share: float = 1.0
 
 
 def setting_from_row(row: FloatArray) -> Setting:
@@ -150,7 +154,7 @@ def setting_from_row(row: FloatArray) -> Setting:
     return Setting(
         int(row[0]), int(row[1]), int(row[2]), int(row[3]), int(row[4]), int(row[5]), float(row[6]), int(row[7]),
         int(row[8]), float(row[9]), int(row[10]), int(row[11]), int(row[12]), int(row[13]), float(row[14]),
-        float(row[15]), float(row[16]),
+        float(row[15]), float(row[16]), float(row[17]),
     )  # fmt: skip
 
 

@@ -11,7 +11,16 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    create_model,
+    model_serializer,
+    model_validator,
+)
 
 from rooftune.policies.envelope import KNOB, KNOB_NAMES, KNOBS, Knob, Unit, Violation
 from rooftune.policies.errors import InputError
@@ -166,14 +175,23 @@ class FcfsOrder(Wire):
     kind: Literal["fcfs"]
 
 
-class ShortestFirstOrder(Wire):
+class _AgingOrder(Wire):
+    """aged_share is not written where it is 1, which is what an engine does that does not know it."""
+
+    aging_s: Duration
+    aged_share: Annotated[float, Field(ge=KNOB["aged_share"].least, le=1.0)] = 1.0
+
+    @model_serializer(mode="wrap")
+    def _without_a_full_share(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in whole(self).items() if (name, value) != ("aged_share", 1.0)}
+
+
+class ShortestFirstOrder(_AgingOrder):
     kind: Literal["shortest_first"]
-    aging_s: Duration
 
 
-class DeadlineOrder(Wire):
+class DeadlineOrder(_AgingOrder):
     kind: Literal["deadline"]
-    aging_s: Duration
     ttft_target_s: Annotated[float, Field(gt=0.0, le=3600.0)]
     prefill_s_per_token: Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -209,7 +227,7 @@ class PushRequest(Message):
 
 def _policy_changes(name: str, policy: Wire) -> dict[str, int | float]:
     """The knobs in a policy's message, the policy itself included."""
-    values = policy.model_dump()
+    values = dict(policy)
     kinds = [choice.kind for choice in KNOB[name].choices]
     parts = {knob.name: values[knob.part] for knob in KNOBS if knob.policy == name and knob.part in values}
     return {name: kinds.index(values["kind"])} | parts

@@ -12,6 +12,7 @@ from rooftune.engine.vllm.lists import WaitingOrder, by_admission, decodes_first
 from rooftune.engine.vllm.outlook import Lookout, Outlook, blocked, wanted_tokens
 from rooftune.engine.vllm.probe import length_of
 from rooftune.engine.vllm.records import Recorder
+from rooftune.policies.order import aged_turn
 from rooftune.policies.packing import NO_CAP, chunk_cap, effective_chunk_cap
 from rooftune.policies.request import FCFS, Setting
 
@@ -32,6 +33,8 @@ class Arranger:
         self._joins = -1
         self._expected = -1  # requests that should run after this step
         self._disappointed = False
+        self._ordered_steps = 0  # that gave prefills tokens by an order policy
+        self._aged_first = True  # the latest of these was a turn of the aged
         self.order = order
 
     def before(self, setting: Setting, budget: int, now_s: float) -> None:
@@ -48,6 +51,9 @@ class Arranger:
         self._stands = (setting, budget, recorder.joins) if quiet else None
         knobs.set_budget(budget)
         knobs.set_active(setting.max_running)
+        if ordered and not quiet and budget > recorder.decoders:
+            self._ordered_steps += 1
+            self._aged_first = aged_turn(self._ordered_steps, setting.aged_share)
         if ordered or self._reordered:
             self._follow(setting, now_s)
         if quiet:
@@ -56,7 +62,7 @@ class Arranger:
         capped = setting.max_partial_prefills > 0 or setting.max_long_partial_prefills > 0
         cap = chunk_cap(setting, knobs.ceiling_tokens, running + waits)
         if ordered:
-            lookout = Lookout(scheduler, recorder, setting, budget, cap, now_s)
+            lookout = Lookout(scheduler, recorder, setting, budget, cap, now_s, aged_first=self._aged_first)
             outlook = lookout.by_policy(admitting=not self._disappointed)
             self._by_policy(setting, outlook, budget - recorder.decoders, cap)
         else:
@@ -85,7 +91,7 @@ class Arranger:
     def _follow(self, setting: Setting, now_s: float) -> None:
         """The lists in the policy's order, or back in vLLM's own."""
         scheduler, recorder = self._scheduler, self._recorder
-        self.order.sort(scheduler.waiting, recorder.tracks, setting, now_s)
+        self.order.sort(scheduler.waiting, recorder.tracks, setting, now_s, self._aged_first)
         back = self._reordered and setting.order_policy == FCFS
         self._reordered = setting.order_policy != FCFS
         if back or self._joins != recorder.joins:

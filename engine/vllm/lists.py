@@ -5,21 +5,21 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rooftune.engine.vllm.tracks import Track
-from rooftune.policies.order import AGED, FIRST, IN_TIME, LATE
+from rooftune.policies.order import AGED, BEHIND, FIRST, IN_TIME, LATE
 from rooftune.policies.request import DEADLINE, FCFS, Setting
 
 Key = tuple[int, int, float, int]
 
 
-def prefill_key(request: Any, track: Track, setting: Setting, now_s: float) -> tuple[Key, float]:
-    """Where a prefill stands (smallest first), and until when that holds (s)."""
+def prefill_key(request: Any, track: Track, setting: Setting, now_s: float, aged_first: bool) -> tuple[Key, float]:
+    """Where a prefill stands (smallest first), and until when that holds (s). aged_first: in a step of the aged."""
     left = request.num_tokens - request.num_computed_tokens
     arrival_s = track.arrival_s
     if request.num_output_tokens > 0:
         return (FIRST, 0, arrival_s, track.number), math.inf
     ages_s = arrival_s + setting.aging_s
     if now_s >= ages_s:
-        return (AGED, 0, arrival_s, track.number), math.inf
+        return (AGED if aged_first else BEHIND, 0, arrival_s, track.number), math.inf
     if setting.order_policy == DEADLINE:
         late_s = arrival_s + setting.ttft_target_s - left * setting.prefill_s_per_token
         if now_s > late_s:
@@ -42,13 +42,15 @@ class WaitingOrder:
         self._setting: Setting | None = None
         self._stale = True
         self._holds_until_s = math.inf
+        self._aged_first = True
+        self._some_aged = False  # in the sorted list
 
     def changed(self) -> None:
         """A request arrived or was put back."""
         self._stale = True
 
-    def sort(self, waiting: Any, tracks: dict[str, Track], setting: Setting, now_s: float) -> None:
-        """``waiting`` is vLLM's deque; changed in place."""
+    def sort(self, waiting: Any, tracks: dict[str, Track], setting: Setting, now_s: float, aged_first: bool) -> None:
+        """``waiting`` is vLLM's deque; changed in place. aged_first: in a step of the aged."""
         policy = setting.order_policy
         if policy == FCFS:
             if self._policy != FCFS:
@@ -56,14 +58,30 @@ class WaitingOrder:
                 _rewrite(waiting, sorted(waiting, key=lambda request: arrival_key(request, tracks[request.request_id])))
             return
         if not self._stale and setting == self._setting and now_s <= self._holds_until_s:
+            if aged_first != self._aged_first and self._some_aged:
+                self._turn(waiting, tracks, setting, now_s, aged_first)
+            self._aged_first = aged_first
             return
         keys, until_s = {}, math.inf
         for request in waiting:
-            key, holds_s = prefill_key(request, tracks[request.request_id], setting, now_s)
+            key, holds_s = prefill_key(request, tracks[request.request_id], setting, now_s, aged_first)
             keys[request.request_id] = key
             until_s = min(until_s, holds_s)
         _rewrite(waiting, sorted(waiting, key=lambda request: keys[request.request_id]))
         self._policy, self._setting, self._stale, self._holds_until_s = policy, setting, False, until_s
+        self._aged_first = aged_first
+        self._some_aged = any(key[0] in (AGED, BEHIND) for key in keys.values())
+
+    def _turn(self, waiting: Any, tracks: dict[str, Track], setting: Setting, now_s: float, aged_first: bool) -> None:
+        """The aged from one end of those without output to the other, which is less work than another sort."""
+        ranked = [
+            (prefill_key(request, tracks[request.request_id], setting, now_s, aged_first)[0][0], request)
+            for request in waiting
+        ]
+        line = [request for rank, request in ranked if rank not in (FIRST, AGED, BEHIND)]
+        front = [request for rank, request in ranked if rank == FIRST]
+        aged = [request for rank, request in ranked if rank in (AGED, BEHIND)]
+        _rewrite(waiting, front + (aged + line if aged_first else line + aged))
 
 
 def _rewrite(waiting: Any, items: Sequence[Any]) -> None:

@@ -53,13 +53,24 @@ class Outlook:
 
 
 class Lookout:
-    """One step of one scheduler. budget, cap: of the step (tokens); left: what decodes leave of the budget."""
+    """One step of one scheduler. budget, cap: of the step (tokens); left: what decodes leave of the budget.
+
+    aged_first: an order policy serves the aged first in this step, else last.
+    """
 
     def __init__(
-        self, scheduler: Any, recorder: Recorder, setting: Setting, budget: int, cap: int, now_s: float
+        self,
+        scheduler: Any,
+        recorder: Recorder,
+        setting: Setting,
+        budget: int,
+        cap: int,
+        now_s: float,
+        *,
+        aged_first: bool = False,
     ) -> None:
         self._scheduler, self._recorder, self._setting = scheduler, recorder, setting
-        self._cap, self._now_s = cap, now_s
+        self._cap, self._now_s, self._aged_first = cap, now_s, aged_first
         self._left = budget - recorder.decoders
         self._places = setting.max_running - len(scheduler.running)
         self._caps = PartialCaps(setting)
@@ -111,7 +122,8 @@ class Lookout:
         return found
 
     def _key(self, request: Any) -> Key:
-        return prefill_key(request, self._recorder.tracks[request.request_id], self._setting, self._now_s)[0]
+        track = self._recorder.tracks[request.request_id]
+        return prefill_key(request, track, self._setting, self._now_s, self._aged_first)[0]
 
     def _serve(self, request: Any) -> None:
         take = min(missing_tokens(request), self._cap, self._left)

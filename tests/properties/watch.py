@@ -159,7 +159,7 @@ class Watch:
             assert part_way(after, now_running, long) <= most
 
     def _order(self, setting, before, rows, plan, now_s):
-        """Decodes first, then prefills strictly in the policy's order (which puts the aged before the others)."""
+        """Decodes first, then prefills strictly in the policy's order, with the aged before or behind the others."""
         decodes = set(decodes_in(rows, [q for q, _ in plan if rows[q][r.STATUS] == r.RUNNING]))
         line = [q for q, _ in plan]
         assert set(line[: len(decodes)]) == decodes
@@ -168,7 +168,8 @@ class Watch:
             assert goes_before(before, setting, first, second, now_s)
         self.seen["order other than arrival"] += prefills != sorted(prefills)
         aged = [q for q in prefills if now_s - before.arrival_s[q] >= setting.aging_s]
-        self.seen["aged before the others"] += 0 < len(aged) < len(prefills)
+        turn = "before" if before.counters[r.AGED_FIRST] else "behind"
+        self.seen[f"aged {turn} the others"] += 0 < len(aged) < len(prefills)
 
     def _note(self, setting, boot, rows, state, plan, preempted):
         seen = self.seen

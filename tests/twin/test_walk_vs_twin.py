@@ -18,7 +18,7 @@ from tests.twin.random_runs import Run, runs
 from tests.twin.walk import walk
 
 # Too rare for the short test; tested by hand elsewhere.
-RARE = {"aged before the others": 5, "refused": 5, "stalled": 5}
+RARE = {"aged before the others": 5, "aged behind the others": 5, "refused": 5, "stalled": 5}
 GAP_BOUNDS_S = (0.03, 0.0096)
 
 # Feature -> least runs in which it must take effect for the comparison to cover it.

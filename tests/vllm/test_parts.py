@@ -209,10 +209,12 @@ def test_prefills_are_in_the_policys_order() -> None:
         (request("preempted", 90, output=3), 9.0), (request("aged", 50), 4.0), (request("short", 20), 9.5),
         (request("long", 80), 9.5), (request("late", 30), 7.5),
     ]  # fmt: skip
-    keyed = [(prefill_key(one, Track(one, at, arrival), setting, 10.0)[0], one.request_id) for at, (one, arrival) in
-             enumerate(cases)]  # fmt: skip
+    keyed = [
+        (prefill_key(one, Track(one, at, arrival), setting, 10.0, True)[0], one.request_id)
+        for at, (one, arrival) in enumerate(cases)
+    ]
     assert [name for _, name in sorted(keyed)] == ["preempted", "aged", "short", "long", "late"]
-    _, until_s = prefill_key(cases[2][0], Track(cases[2][0], 0, 9.5), setting, 10.0)
+    _, until_s = prefill_key(cases[2][0], Track(cases[2][0], 0, 9.5), setting, 10.0, True)
     assert until_s == pytest.approx(9.5 + 2.0 - 0.02), "then it is late"
 
 
@@ -225,17 +227,21 @@ def test_the_queue_is_sorted_only_on_a_change_and_returns_to_arrival_order() -> 
     def stand() -> str:
         return "".join(one.request_id for one in waiting)
 
-    order.sort(waiting, tracks, setting, 3.0)
+    order.sort(waiting, tracks, setting, 3.0, True)
     assert stand() == "bca"
     waiting.reverse()
-    order.sort(waiting, tracks, setting, 4.0)
+    order.sort(waiting, tracks, setting, 4.0, True)
     assert stand() == "acb", "no change was reported, so nothing is sorted"
-    order.sort(waiting, tracks, setting, 100.5)
+    order.sort(waiting, tracks, setting, 100.5, True)
     assert stand() == "abc", "the first one has aged"
+    order.sort(waiting, tracks, setting, 100.6, False)
+    assert stand() == "bca", "a step that is not for the aged"
+    order.sort(waiting, tracks, setting, 100.7, True)
+    assert stand() == "abc"
     order.changed()
-    order.sort(waiting, tracks, setting._replace(aging_s=1000.0), 101.0)
+    order.sort(waiting, tracks, setting._replace(aging_s=1000.0), 101.0, True)
     assert stand() == "bca"
-    order.sort(waiting, tracks, setting._replace(order_policy=FCFS), 102.0)
+    order.sort(waiting, tracks, setting._replace(order_policy=FCFS), 102.0, True)
     assert stand() == "abc"
 
 

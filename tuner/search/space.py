@@ -21,6 +21,7 @@ MIN_CHUNK_CAP_TOKENS = 16
 PARTIAL_PREFILLS = (0, 1, 2, 4, 8)
 LONG_PARTIAL_PREFILLS = (0, 1, 2)
 AGING_S = (5, 10, 30)
+AGED_ONE_IN = (5, 10, 2, 1)  # one step in so many goes to the aged; 1: they always go first
 TARGET_STEPS = 40  # of the grid of step-time targets, from 0.4 to 1.6 times the tightest gap bound
 
 # Setting fields by what an engine accepts. A stock vLLM takes these by flag; our engine and the hook take all.
@@ -119,7 +120,13 @@ class SearchSpace:
             changed["order_policy"] = suggest.choice("order_policy", options)
             if changed["order_policy"] != FCFS:
                 changed["aging_s"] = float(suggest.choice("aging_s", AGING_S))
+                changed["aged_share"] = 1.0 / suggest.choice("aged_one_in", self._aged_one_in)
         return self.base._replace(**changed)
+
+    @property
+    def _aged_one_in(self) -> tuple[int, ...]:
+        low, high = self._bound("aged_share") or (0.0, 1.0)
+        return tuple(steps for steps in AGED_ONE_IN if low <= 1.0 / steps <= high) or (1,)
 
     @property
     def _sequences(self) -> tuple[int, int]:
@@ -173,6 +180,7 @@ class SearchSpace:
             "pressure_prefills": setting.pressure_prefills,
             "order_policy": setting.order_policy,
             "aging_s": round(setting.aging_s),
+            "aged_one_in": round(1.0 / setting.aged_share),
         }
 
 

@@ -8,11 +8,11 @@ from rooftune.policies.errors import InputError
 from rooftune.policies.request import DEADLINE, Setting
 from rooftune.policies.step_time import StepModel
 from rooftune.tuner.cli.flags.engine import CURRENT_BUDGET_TOKENS, MAX_ENGINE_TOKENS, parse_switch
-from rooftune.tuner.cli.flags.values import add_value, parse_choice, parse_count, parse_duration
+from rooftune.tuner.cli.flags.values import add_value, parse_choice, parse_count, parse_duration, parse_number
 from rooftune.tuner.sim.engine import Engine, check_setting
 
 _FLAGGED = tuple(knob for knob in KNOB.values() if knob.flag)
-_METAVARS = {Unit.COUNT: "N", Unit.SWITCH: "on|off", Unit.SECONDS: "TIME"}
+_METAVARS = {Unit.COUNT: "N", Unit.SWITCH: "on|off", Unit.SECONDS: "TIME", Unit.SHARE: "SHARE"}
 _OTHER_DEFAULTS = {"step_tokens": str(CURRENT_BUDGET_TOKENS), "max_running": "--max-seqs"}
 
 
@@ -93,4 +93,6 @@ def _parse(knob: Knob, text: str, what: str) -> Number:
         return int(parse_switch(text, what))
     if knob.unit is Unit.COUNT:
         return parse_count(text, what, low=int(knob.least), high=MAX_ENGINE_TOKENS)
+    if knob.unit is Unit.SHARE:
+        return parse_number(text, what, low=knob.least, high=1.0)
     return parse_duration(text, what)

@@ -79,6 +79,8 @@ def searched(seen: Seen, operator: Mapping[str, tuple[float, float]], trust: Tru
         low, high = bounds.pop("step_tokens")
         if low < min(high, ran.step_tokens):
             bounds["step_tokens"] = (low, float(min(high, ran.step_tokens)))
+    if "order_policy" in bounds and "aged_share" not in seen.envelope.by_name:
+        bounds["aged_share"] = (1.0, 1.0)  # an engine that does not know it always serves the aged first
     return bounds
 
 
