@@ -176,12 +176,15 @@ class TrialPart(Part):
 
 
 class GroupFigures(Part):
-    """Requests of one group under one setting."""
+    """Requests of one group under one setting. longest_wait_s: for a first token; it and ``unfinished`` are unknown in
+    a record of the release before."""
 
     attainment: Share
     ttft_p50_s: Seconds
     ttft_p99_s: Seconds
     longest_gap_p99_s: Seconds
+    longest_wait_s: Seconds = None
+    unfinished: Count | None = None
 
 
 class GroupPart(Part):

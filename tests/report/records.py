@@ -49,7 +49,8 @@ def trial(role: str, budget: int, cap: int = 0, **changed: Any) -> dict[str, Any
 
 def figures(share: float, of: dict[str, Any]) -> dict[str, Any]:
     """A group's figures: the latencies of the whole run, so that no two tables disagree."""
-    return {"attainment": share} | {name: of[name] for name in ("ttft_p50_s", "ttft_p99_s", "longest_gap_p99_s")}
+    names = ("ttft_p50_s", "ttft_p99_s", "longest_gap_p99_s", "longest_wait_s")
+    return {"attainment": share, "unfinished": 0} | {name: of[name] for name in names}
 
 
 def bars(budget: int, steps: int = 30) -> dict[str, Any]:

@@ -52,6 +52,17 @@ def test_policies_are_named_in_plain_words_on_every_first_screen() -> None:
         assert "at most 2 prompts are half-read" in text
 
 
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [(None, "has waited 5 s goes first whatever"), (1.0, "5 s goes first whatever"), (0.1, "in 10 % of the steps")],
+)
+def test_the_share_of_the_aged_is_said_where_it_is_not_all(share: float | None, said: str) -> None:
+    policies = POLICIES | ({} if share is None else {"aged_share": share})
+    sentence = extras(record(best=trial("search", 704, 128, setting=policies)))[0].replace("\xa0", " ")
+    assert said in sentence
+    assert ("behind all others in the rest" in sentence) == (share == 0.1)
+
+
 def test_every_rendering_undoes_without_the_hooks_policies_and_has_no_stray_comma() -> None:
     for render in (html_page, markdown_page, summary):
         assert "without the hook's policies" in _plain(render(_with_policies()))

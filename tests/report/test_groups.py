@@ -55,6 +55,8 @@ def test_figures_before_and_after() -> None:
     # A failed request is never good and its wait is infinite, although its first token arrived.
     failed = found["8,001 to 32,000 tokens"].best
     assert (failed.attainment, failed.ttft_p50_s, failed.longest_gap_p99_s) == (0.0, "inf", "inf")
+    assert (failed.longest_wait_s, failed.unfinished) == ("inf", 1)
+    assert (short.current.longest_wait_s, short.best.longest_wait_s, short.best.unfinished) == (2.0, 0.5, 0)
 
 
 def test_a_group_without_gaps_has_no_samples() -> None:

@@ -288,6 +288,8 @@ def _figures(outcomes: Outcomes, is_good: BoolArray, members: BoolArray) -> Grou
         ttft_p50_s=plain(quantile(ttft_s, 0.5)),
         ttft_p99_s=plain(quantile(ttft_s, 0.99)),
         longest_gap_p99_s=plain(quantile(longest_s, 0.99)),
+        longest_wait_s=plain(float(np.max(ttft_s))),
+        unfinished=int((~finished[members]).sum()),
     )
 
 

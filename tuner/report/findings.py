@@ -46,9 +46,14 @@ def extras(record: RunRecord) -> tuple[str, ...]:
     found = []
     if order := int(s.get("order_policy", 0)):
         wait = words.seconds(float(s.get("aging_s", 10.0)))
+        share = float(s.get("aged_share", 1.0))
+        turn = "goes first" if share == 1.0 else f"goes first in {words.knob_value('aged_share', share)} of the steps"
+        behind = (
+            "" if share == 1.0 else " and behind all others in the rest, so that under overload others stay in time"
+        )
         found.append(
             f"Order policy {KNOB['order_policy'].choices[order].words}: {_READ_FIRST[order]}; a request that has "
-            f"waited {wait} goes first whatever its length. {_STOCK}"
+            f"waited {wait} {turn} whatever its length{behind}. {_STOCK}"
         )
     if s.get("budget_policy") == 1:
         target = words.seconds(float(s.get("budget_target_s", 0.0)))

@@ -133,6 +133,8 @@ def groups(record: RunRecord) -> Table:
         ("good requests", lambda group: words.share(group.attainment)),
         ("TTFT p50", lambda group: words.seconds(group.ttft_p50_s)),
         ("TTFT p99", lambda group: words.seconds(group.ttft_p99_s)),
+        ("longest wait", lambda group: words.seconds(group.longest_wait_s)),
+        ("unfinished", lambda group: "unknown" if group.unfinished is None else words.count(group.unfinished)),
         ("longest gap p99", lambda group: words.seconds(group.longest_gap_p99_s)),
     )
     return Table(
@@ -147,8 +149,9 @@ def groups(record: RunRecord) -> Table:
             )
             for part in record.groups
         ),
-        f"Simulated; in force → {after_word(record)}. A quantile of a group with few requests rests on few samples.",
-        (2, 3, 4, 5, 6),
+        f"Simulated; in force → {after_word(record)}. A quantile of a group with few requests rests on few "
+        "samples. The longest wait is for a first token.",
+        (2, 3, 4, 5, 6, 7, 8),
     )
 
 
