@@ -38,6 +38,7 @@ class Unit(StrEnum):
     SECONDS = "seconds"
     SECONDS_PER_TOKEN = "seconds per token"
     SHARE = "share"
+    TOKENS_PER_SECOND = "tokens per second"
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,11 @@ KNOBS = (
         "aged_share", "steps in which the aged go first", _FOLLOWER, Unit.SHARE, 0.01, _constant(1.0),
         "aged-share", "share of the steps in which aged requests go first; in the others they go last",
         policy="order_policy", under=(SHORTEST_FIRST, DEADLINE), part="aged_share",
+    ),
+    Knob(
+        "wait_tokens_per_s", "weight of waiting", _FOLLOWER, Unit.TOKENS_PER_SECOND, 0.0, _constant(1e6),
+        "wait-weight", "prompt tokens per second of waiting that count as already read",
+        policy="order_policy", under=(SHORTEST_FIRST, DEADLINE), part="wait_tokens_per_s",
     ),
     Knob(
         "ttft_target_s", "deadline for the first token", _FOLLOWER, Unit.SECONDS, 0.0, _HOUR,

@@ -1,10 +1,10 @@
 """Order policies: which prefill gets the tokens that decodes leave.
 
 Every policy is a rank and a value; the smallest (rank, value, arrival, index) goes first. Preempted requests come
-first, then the policy's own order: SHORTEST_FIRST by prompt tokens left; DEADLINE likewise, with requests that can no
-longer meet their TTFT target last. Those that have waited ``aging_s`` (oldest first) go before all of these in a share
-``aged_share`` of the steps, and behind them in the others: if they always went first, every policy would be first come,
-first served as soon as all have waited that long.
+first, then the policy's own order: SHORTEST_FIRST by prompt tokens left, less ``wait_tokens_per_s`` times the wait;
+DEADLINE likewise, with requests that can no longer meet their TTFT target last, by tokens left alone. Those that have
+waited ``aging_s`` (oldest first) go before all of these in a share ``aged_share`` of the steps, and behind them in the
+others: if they always went first, every policy would be first come, first served as soon as all have waited that long.
 """
 
 import math
@@ -73,11 +73,14 @@ def goes_before(state: State, setting: Setting, first: int, second: int, now_s: 
     rank_second = rank(state, setting, second, now_s)
     if rank_first != rank_second:
         return rank_first < rank_second
-    if rank_first == IN_TIME or rank_first == LATE:
-        left_first, left_second = tokens_left(state, first), tokens_left(state, second)
-        if left_first != left_second:
-            return left_first < left_second
     arrival_first, arrival_second = state.arrival_s[first], state.arrival_s[second]
+    if rank_first == IN_TIME or rank_first == LATE:
+        # Of two waits, the difference is that of the arrivals.
+        rate = setting.wait_tokens_per_s if rank_first == IN_TIME else 0.0
+        value_first = tokens_left(state, first) + rate * arrival_first
+        value_second = tokens_left(state, second) + rate * arrival_second
+        if value_first != value_second:
+            return bool(value_first < value_second)
     if arrival_first != arrival_second:
         return bool(arrival_first < arrival_second)
     return first < second

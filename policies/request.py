@@ -125,8 +125,9 @@ class Setting(NamedTuple):
 
     Budget policy STEP_TIME_TARGET: ``budget_target_s`` and ``budget_floor_tokens``. PRESSURE: at most
     ``pressure_tokens`` while at least ``pressure_prefills`` prefills and one decode are active.
-    Order policies: ``aging_s`` and ``aged_share``, of the steps (1, as before that knob: the aged always go first);
-    DEADLINE also ``ttft_target_s`` and ``prefill_s_per_token``.
+    Order policies: ``aging_s``; ``aged_share``, of the steps (1, as before that knob: the aged always go first);
+    ``wait_tokens_per_s``, prompt tokens that a second of waiting outweighs (0, as before that knob: none). DEADLINE
+    also ``ttft_target_s`` and ``prefill_s_per_token``.
     """
 
     step_tokens: int
@@ -147,6 +148,7 @@ class Setting(NamedTuple):
     ttft_target_s: float = 0.0
     prefill_s_per_token: float = 0.0
     aged_share: float = 1.0
+    wait_tokens_per_s: float = 0.0
 
 
 def setting_from_row(row: FloatArray) -> Setting:
@@ -154,7 +156,7 @@ def setting_from_row(row: FloatArray) -> Setting:
     return Setting(
         int(row[0]), int(row[1]), int(row[2]), int(row[3]), int(row[4]), int(row[5]), float(row[6]), int(row[7]),
         int(row[8]), float(row[9]), int(row[10]), int(row[11]), int(row[12]), int(row[13]), float(row[14]),
-        float(row[15]), float(row[16]), float(row[17]),
+        float(row[15]), float(row[16]), float(row[17]), float(row[18]),
     )  # fmt: skip
 
 

@@ -176,14 +176,17 @@ class FcfsOrder(Wire):
 
 
 class _AgingOrder(Wire):
-    """aged_share is not written where it is 1, which is what an engine does that does not know it."""
+    """What an engine does that does not know a part is its default, which is not written."""
 
     aging_s: Duration
     aged_share: Annotated[float, Field(ge=KNOB["aged_share"].least, le=1.0)] = 1.0
 
+    wait_tokens_per_s: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0
+
     @model_serializer(mode="wrap")
-    def _without_a_full_share(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in whole(self).items() if (name, value) != ("aged_share", 1.0)}
+    def _without_defaults(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        defaults = {"aged_share": 1.0, "wait_tokens_per_s": 0.0}
+        return {name: value for name, value in whole(self).items() if value != defaults.get(name)}
 
 
 class ShortestFirstOrder(_AgingOrder):

@@ -8,7 +8,7 @@ from rooftune.engine.vllm.tracks import Track
 from rooftune.policies.order import AGED, BEHIND, FIRST, IN_TIME, LATE
 from rooftune.policies.request import DEADLINE, FCFS, Setting
 
-Key = tuple[int, int, float, int]
+Key = tuple[int, float, float, int]
 
 
 def prefill_key(request: Any, track: Track, setting: Setting, now_s: float, aged_first: bool) -> tuple[Key, float]:
@@ -24,8 +24,8 @@ def prefill_key(request: Any, track: Track, setting: Setting, now_s: float, aged
         late_s = arrival_s + setting.ttft_target_s - left * setting.prefill_s_per_token
         if now_s > late_s:
             return (LATE, left, arrival_s, track.number), ages_s
-        return (IN_TIME, left, arrival_s, track.number), min(ages_s, late_s)
-    return (IN_TIME, left, arrival_s, track.number), ages_s
+        ages_s = min(ages_s, late_s)
+    return (IN_TIME, left + setting.wait_tokens_per_s * arrival_s, arrival_s, track.number), ages_s
 
 
 def arrival_key(request: Any, track: Track) -> tuple[int, int, int]:

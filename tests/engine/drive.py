@@ -91,7 +91,11 @@ def push_of(setting: Setting, model: StepModel | StepCost, revision: int) -> wir
         },
         {"kind": "pressure", "tokens": setting.pressure_tokens, "prefills": setting.pressure_prefills},
     ]
-    aging = {"aging_s": setting.aging_s, "aged_share": setting.aged_share}
+    aging = {
+        "aging_s": setting.aging_s,
+        "aged_share": setting.aged_share,
+        "wait_tokens_per_s": setting.wait_tokens_per_s,
+    }
     late = {"ttft_target_s": setting.ttft_target_s, "prefill_s_per_token": setting.prefill_s_per_token}
     orders = [{"kind": "fcfs"}, {"kind": "shortest_first", **aging}, {"kind": "deadline", **aging, **late}]
     knobs = {name: getattr(setting, name) for name in wire.Knobs.model_fields}

@@ -84,11 +84,11 @@ def test_a_push_goes_through_to_the_lease():
         ({"order_policy": {"kind": "fcfs"}}, {"order_policy": 0}),
         (
             {"order_policy": {"kind": "shortest_first", "aging_s": 10}},
-            {"order_policy": 1, "aging_s": 10, "aged_share": 1.0},
+            {"order_policy": 1, "aging_s": 10, "aged_share": 1.0, "wait_tokens_per_s": 0.0},
         ),
         (
             {"order_policy": {"kind": "shortest_first", "aging_s": 10, "aged_share": 0.2}},
-            {"order_policy": 1, "aging_s": 10, "aged_share": 0.2},
+            {"order_policy": 1, "aging_s": 10, "aged_share": 0.2, "wait_tokens_per_s": 0.0},
         ),
         (
             {"order_policy": {"kind": "deadline", "aging_s": 10.0, "ttft_target_s": 2.0, "prefill_s_per_token": 4e-5}},
@@ -98,6 +98,7 @@ def test_a_push_goes_through_to_the_lease():
                 "ttft_target_s": 2.0,
                 "prefill_s_per_token": 4e-5,
                 "aged_share": 1.0,
+                "wait_tokens_per_s": 0.0,
             },
         ),
     ],

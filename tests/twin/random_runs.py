@@ -81,6 +81,7 @@ def make_setting(pick: Pick, least_tokens: int, ceiling_tokens: int, most_runnin
         order_policy=pick([0, 1, 2]),
         aging_s=pick([10.0, 0.03, 0.1, 0.0]),
         aged_share=pick([1.0, 0.5, 0.3, 0.2, 0.07]),
+        wait_tokens_per_s=pick([0.0, 0.0, 100.0, 2_000.0]),
         ttft_target_s=pick([0.05, 2.0]),
         prefill_s_per_token=4e-4,
     )

@@ -74,12 +74,18 @@ def _push(rng: np.random.Generator, engine: dict[str, Any], orders: bool) -> dic
     if orders:
         order = pick(
             {"kind": "fcfs"},
-            {"kind": "shortest_first", "aging_s": pick(10.0, 0.3), "aged_share": pick(1.0, 0.5, 0.2)},
+            {
+                "kind": "shortest_first",
+                "aging_s": pick(10.0, 0.3),
+                "aged_share": pick(1.0, 0.5, 0.2),
+                "wait_tokens_per_s": pick(0.0, 300.0),
+            },
             {"kind": "shortest_first", "aging_s": 10.0},
             {
                 "kind": "deadline",
                 "aging_s": pick(10.0, 0.3, 0.1),
                 "aged_share": pick(1.0, 0.5, 0.3, 0.2),
+                "wait_tokens_per_s": pick(0.0, 0.0, 100.0, 2_000.0),
                 "ttft_target_s": pick(0.1, 2.0),
                 "prefill_s_per_token": 1e-4,
             },

@@ -192,6 +192,8 @@ def knob_value(name: str, value: float) -> str:
         return "none"
     if name.endswith("_tokens"):
         return tokens(value)
+    if name.endswith("_tokens_per_s"):
+        return f"{tokens(value)}/s"
     if name.endswith("_share"):
         return f"{100 * value:g} %"
     return seconds(value) if name.endswith("_s") else f"{value:g}"

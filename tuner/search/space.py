@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rooftune.policies.envelope import SEARCHED
+from rooftune.policies.envelope import KNOB, SEARCHED
 from rooftune.policies.errors import bad_value
 from rooftune.policies.request import DEADLINE, FCFS, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
 from rooftune.policies.slo import Slo
@@ -21,7 +21,8 @@ MIN_CHUNK_CAP_TOKENS = 16
 PARTIAL_PREFILLS = (0, 1, 2, 4, 8)
 LONG_PARTIAL_PREFILLS = (0, 1, 2)
 AGING_S = (5, 10, 30)
-AGED_ONE_IN = (5, 10, 2, 1)  # one step in so many goes to the aged; 1: they always go first
+AGED_ONE_IN = (10, 20, 5, 1)  # one step in so many goes to the aged; 1: they always go first
+WORK_WEIGHTS = (0, 1, 4, 16)  # seconds of waiting that outweigh a second of reading; 0: none do
 TARGET_STEPS = 40  # of the grid of step-time targets, from 0.4 to 1.6 times the tightest gap bound
 
 # Setting fields by what an engine accepts. A stock vLLM takes these by flag; our engine and the hook take all.
@@ -121,12 +122,24 @@ class SearchSpace:
             if changed["order_policy"] != FCFS:
                 changed["aging_s"] = float(suggest.choice("aging_s", AGING_S))
                 changed["aged_share"] = 1.0 / suggest.choice("aged_one_in", self._aged_one_in)
+                weight = suggest.choice("work_weight", self._work_weights)
+                changed["wait_tokens_per_s"] = self._wait_tokens_per_s(weight)
         return self.base._replace(**changed)
 
     @property
     def _aged_one_in(self) -> tuple[int, ...]:
         low, high = self._bound("aged_share") or (0.0, 1.0)
         return tuple(steps for steps in AGED_ONE_IN if low <= 1.0 / steps <= high) or (1,)
+
+    @property
+    def _work_weights(self) -> tuple[int, ...]:
+        most = (self._bound("wait_tokens_per_s") or (0.0, math.inf))[1]
+        return tuple(weight for weight in WORK_WEIGHTS if self._wait_tokens_per_s(weight) <= most)
+
+    def _wait_tokens_per_s(self, weight: int) -> float:
+        """Tokens that are read in 1/weight seconds; 0 where that is not known."""
+        cost = weight * self.base.prefill_s_per_token
+        return min(float(round(1.0 / cost)), KNOB["wait_tokens_per_s"].most(0, 0)) if cost > 0.0 else 0.0
 
     @property
     def _sequences(self) -> tuple[int, int]:
@@ -181,6 +194,7 @@ class SearchSpace:
             "order_policy": setting.order_policy,
             "aging_s": round(setting.aging_s),
             "aged_one_in": round(1.0 / setting.aged_share),
+            "work_weight": min(WORK_WEIGHTS, key=lambda w: abs(self._wait_tokens_per_s(w) - setting.wait_tokens_per_s)),
         }
 
 

@@ -12,7 +12,13 @@ from rooftune.tuner.cli.flags.values import add_value, parse_choice, parse_count
 from rooftune.tuner.sim.engine import Engine, check_setting
 
 _FLAGGED = tuple(knob for knob in KNOB.values() if knob.flag)
-_METAVARS = {Unit.COUNT: "N", Unit.SWITCH: "on|off", Unit.SECONDS: "TIME", Unit.SHARE: "SHARE"}
+_METAVARS = {
+    Unit.COUNT: "N",
+    Unit.SWITCH: "on|off",
+    Unit.SECONDS: "TIME",
+    Unit.SHARE: "SHARE",
+    Unit.TOKENS_PER_SECOND: "RATE",
+}
 _OTHER_DEFAULTS = {"step_tokens": str(CURRENT_BUDGET_TOKENS), "max_running": "--max-seqs"}
 
 
@@ -93,6 +99,6 @@ def _parse(knob: Knob, text: str, what: str) -> Number:
         return int(parse_switch(text, what))
     if knob.unit is Unit.COUNT:
         return parse_count(text, what, low=int(knob.least), high=MAX_ENGINE_TOKENS)
-    if knob.unit is Unit.SHARE:
-        return parse_number(text, what, low=knob.least, high=1.0)
+    if knob.unit in (Unit.SHARE, Unit.TOKENS_PER_SECOND):
+        return parse_number(text, what, low=knob.least, high=knob.most(0, 0))
     return parse_duration(text, what)

@@ -79,8 +79,9 @@ def searched(seen: Seen, operator: Mapping[str, tuple[float, float]], trust: Tru
         low, high = bounds.pop("step_tokens")
         if low < min(high, ran.step_tokens):
             bounds["step_tokens"] = (low, float(min(high, ran.step_tokens)))
-    if "order_policy" in bounds and "aged_share" not in seen.envelope.by_name:
-        bounds["aged_share"] = (1.0, 1.0)  # an engine that does not know it always serves the aged first
+    if "order_policy" in bounds:  # an engine of the release before does not know these two
+        for name in {"aged_share", "wait_tokens_per_s"} - set(seen.envelope.by_name):
+            bounds[name] = (Setting._field_defaults[name],) * 2
     return bounds
 
 
