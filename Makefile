@@ -68,7 +68,8 @@ bench: $(VENV)/.dev
 	$(BIN)/rooftune bench
 	@# These pages are about measurements that the project does not ship: without them the committed ones stay.
 	if [ -d ../shared/data ]; then \
-		$(BIN)/python -m tests.bench.truth docs/truth.md && $(BIN)/python -m tests.bench.policies_page docs/policies.md; \
+		$(BIN)/python -m tests.bench.truth docs/truth.md && $(BIN)/python -m tests.bench.policies_page docs/policies.md && \
+		$(BIN)/python -m tests.bench.policies_overload docs/policies-overload.md; \
 	fi
 
 # For a machine with a CUDA card, under 5 minutes: equality with transformers' own generate, then step time and knee.

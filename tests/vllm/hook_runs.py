@@ -42,6 +42,14 @@ def make_run(seed: int, *, orders: bool, scarce: bool) -> Run:
         engine["num_blocks"] = 2 + sum(-(-tokens // engine["block_size"]) for tokens in whole)
     steps = sorted({0, *(int(step) for step in rng.integers(1, 80, size=int(rng.integers(1, 5))))})
     run["changes"] = [{"step": step, "push": _push(rng, engine, orders)} for step in steps]
+    of_the_aged = np.random.default_rng(seed + 2)
+    for change in run["changes"]:
+        if change["push"]["order_policy"]["kind"] != "fcfs":
+            parts = {
+                "aged_share": float(of_the_aged.choice([1.0, 0.5, 0.3, 0.2])),
+                "wait_tokens_per_s": float(of_the_aged.choice([0.0, 0.0, 300.0, 2_000.0])),
+            }
+            change["push"]["order_policy"] |= parts
     return run
 
 
@@ -74,18 +82,11 @@ def _push(rng: np.random.Generator, engine: dict[str, Any], orders: bool) -> dic
     if orders:
         order = pick(
             {"kind": "fcfs"},
-            {
-                "kind": "shortest_first",
-                "aging_s": pick(10.0, 0.3),
-                "aged_share": pick(1.0, 0.5, 0.2),
-                "wait_tokens_per_s": pick(0.0, 300.0),
-            },
+            {"kind": "shortest_first", "aging_s": pick(10.0, 0.3)},
             {"kind": "shortest_first", "aging_s": 10.0},
             {
                 "kind": "deadline",
-                "aging_s": pick(10.0, 0.3, 0.1),
-                "aged_share": pick(1.0, 0.5, 0.3, 0.2),
-                "wait_tokens_per_s": pick(0.0, 0.0, 100.0, 2_000.0),
+                "aging_s": pick(10.0, 0.3),
                 "ttft_target_s": pick(0.1, 2.0),
                 "prefill_s_per_token": 1e-4,
             },
