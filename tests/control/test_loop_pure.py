@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rooftune.policies import wire
-from rooftune.policies.envelope import Envelope, KnobBound, Mode, canonical
+from rooftune.policies.envelope import Envelope, KnobBound, Mode, canonical, full_bounds
 from rooftune.policies.errors import InputError
 from rooftune.policies.guard import Action, Decision, Reason
 from rooftune.policies.request import DEADLINE, FIXED_BUDGET, PRESSURE, SHORTEST_FIRST, STEP_TIME_TARGET, Setting
@@ -23,7 +23,7 @@ from rooftune.tuner.control.cycle.degradation import measured_cost_slo_s, predic
 from rooftune.tuner.control.cycle.draft import Draft
 from rooftune.tuner.control.cycle.learned import near, proven, refuted, still_valid, without_effect
 from rooftune.tuner.control.cycle.observe import Seen, overdue
-from rooftune.tuner.control.cycle.propose import draws_of, effective
+from rooftune.tuner.control.cycle.propose import draws_of, effective, searched
 from rooftune.tuner.control.cycle.push import push_request
 from rooftune.tuner.control.figures import judgeable
 from rooftune.tuner.control.memory import (
@@ -330,6 +330,17 @@ def test_an_observed_budget_is_used_but_never_below_the_sequence_cap(shown: int 
     """A twin cannot run 32 requests in steps of 24 tokens; an engine that seems to holds some of them back."""
     seen = cast(Seen, SimpleNamespace(ceiling_tokens=shown, setting=Setting(step_tokens=512, max_running=32)))
     assert effective(seen).step_tokens == taken
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_engine_that_lacks_the_knobs_of_the_aged_is_searched_with_what_it_does(known: bool) -> None:
+    names = {"step_tokens", "order_policy", "aging_s"} | ({"aged_share", "wait_tokens_per_s"} if known else set())
+    envelope = Envelope(tuple(bound for bound in full_bounds(8192, 64) if bound.name in names))
+    seen = cast(Seen, SimpleNamespace(ceiling_tokens=None, setting=BOOT, envelope=envelope))
+    bounds = searched(seen, {"step_tokens": (1.0, 8192.0), "order_policy": (0.0, 2.0)}, Trust(), ())
+    fixed = {} if known else {"aged_share": (1.0, 1.0), "wait_tokens_per_s": (0.0, 0.0)}
+    assert {name: bounds[name] for name in bounds if name in ("aged_share", "wait_tokens_per_s")} == fixed
+    assert "order_policy" in bounds
 
 
 def test_the_draws_of_a_fit_lie_within_its_intervals_and_an_open_one_moves_nothing() -> None:

@@ -198,6 +198,22 @@ def test_state_gives_the_setting_in_force():
         parse(State, body(state(knobs=[]))).setting()
 
 
+def test_a_part_that_an_older_engine_lacks_is_written_only_where_it_is_not_what_that_engine_does():
+    deadline = {"kind": "deadline", "aging_s": 10.0, "ttft_target_s": 2.0, "prefill_s_per_token": 4e-5}
+    plain = parse(PushRequest, body(PUSH | {"order_policy": deadline}))
+    assert json.loads(plain.model_dump_json())["order_policy"] == deadline
+    newer = deadline | {"aged_share": 0.1, "wait_tokens_per_s": 500.0}
+    request = parse(PushRequest, body(PUSH | {"order_policy": newer}))
+    assert json.loads(request.model_dump_json())["order_policy"] == newer
+    assert parse(PushRequest, request.model_dump_json().encode()) == request
+
+
+def test_an_engine_that_does_not_report_the_share_of_the_aged_always_serves_them_first():
+    knob = {"name": "aging_s", "mode": "live", "value": 5.0, "boot": 10.0, "min": 0.0, "max": 3600.0}
+    setting = parse(State, body(state(knobs=[*state()["knobs"], knob]))).setting()
+    assert (setting.aging_s, setting.aged_share, setting.wait_tokens_per_s) == (5.0, 1.0, 0.0)
+
+
 def test_plan_ahead_defaults_to_off():
     wire_state = state()
     assert parse(State, body(wire_state)).envelope.plan_ahead is False

@@ -2,17 +2,19 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from rooftune.policies.errors import InputError, RefusedError
-from rooftune.policies.request import Boot, Setting
+from rooftune.policies.request import FCFS, Boot, Setting
 from rooftune.policies.slo import MarginReason, MarginRow, Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS
 from rooftune.tuner.search import study as study_module
+from rooftune.tuner.search.baselines import random_settings
 from rooftune.tuner.search.evaluation import Case, Evaluation, Role
 from rooftune.tuner.search.objective import MARGIN_CAP, capped_margin, constraint, evaluate
-from rooftune.tuner.search.space import SearchSpace, search_space
+from rooftune.tuner.search.space import AGED_ONE_IN, Recorded, SearchSpace, search_space
 from rooftune.tuner.search.study import STARTUP_TRIALS, SettingStudy, constraint_names
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.traffic.generate import document_mix
@@ -31,6 +33,18 @@ def space() -> SearchSpace:
 def evaluation() -> Evaluation:
     traffic = document_mix(1, 3.0, 20.0, 10, (4_000, 8_000))
     return evaluate(Case(traffic, ENGINE, NAMED_MODELS["8b-2tbs"], SLO), BASE, Role.SEARCH)[0]
+
+
+@pytest.mark.parametrize("bounds", [{}, {"aged_share": (1.0, 1.0), "wait_tokens_per_s": (0.0, 0.0)}])
+def test_turns_of_the_aged_and_the_weight_of_waiting_are_tried_where_the_engine_has_them(bounds: Any) -> None:
+    model, knobs = NAMED_MODELS["8b-2tbs"], frozenset({"order_policy"})
+    space = search_space(ENGINE, BASE, SLO, model, knobs=knobs, bounds=bounds)
+    source = random_settings(space, 1)
+    drawn = [setting for setting in (next(source) for _ in range(200)) if setting.order_policy != FCFS]
+    shares, weights = {s.aged_share for s in drawn}, {s.wait_tokens_per_s for s in drawn}
+    assert shares == ({1.0} if bounds else {1.0 / steps for steps in AGED_ONE_IN})
+    assert weights == ({0.0} if bounds else {0.0, 25_000.0, 6_250.0, 1_562.0})
+    assert all(space.draw(Recorded(space.params(setting))) == setting for setting in drawn)
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
