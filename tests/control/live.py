@@ -11,10 +11,10 @@ from rooftune.engine.fake import ManualClock as EngineClock
 from rooftune.engine.interface import Busy, GenerationRequest, Stopping, TokenEvent, TooLong
 from rooftune.engine.options import EngineOptions
 from rooftune.engine.running import RunningEngine
-from rooftune.engine.step import Segment
+from rooftune.engine.step import StepBatch
 from rooftune.policies import wire
 from rooftune.policies.request import Setting
-from rooftune.policies.step_time import NAMED_MODELS, StepModel
+from rooftune.policies.step_time import NAMED_MODELS, StepModel, step_cost
 from rooftune.tuner.clock import ManualClock
 
 # Five times slower than the teaching model, so that a second of traffic is few steps and a test is quick.
@@ -44,10 +44,26 @@ class Traffic:
 
 
 class QuickRunner(FakeRunner):
-    """Time from the model, tokens from the position alone: no test reads them."""
+    """Time from the model, one token for all: no test reads them. Of a step that follows, only the context grows."""
 
-    def _write(self, segment: Segment) -> int:
-        return segment.end
+    _decodes = 0
+    _context = 0
+
+    def run(self, step: StepBatch) -> list[int]:
+        assert self._clock is not None
+        self._clock.advance(self.duration_s(step))
+        self.steps += 1
+        sampled = self._decodes if step.follows else sum(segment.sample for segment in step.segments)
+        return [self._facts.vocab_tokens // 2] * sampled
+
+    def duration_s(self, step: StepBatch) -> float:
+        if not step.follows:
+            self._decodes = len(step.segments)
+            self._context = sum(segment.end for segment in step.segments) - self._decodes
+            return super().duration_s(step)
+        assert self._cost is not None
+        self._context += self._decodes
+        return step_cost(self._cost, self._decodes, self._decodes, self._decodes, self._context, 0.0, 0.0)
 
 
 @dataclass
