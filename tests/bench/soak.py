@@ -98,16 +98,11 @@ def explained(dip: tuple[float, float], records: Sequence[tuple[float, CycleReco
 
 def hindsight(traffic: Traffic, span_s: float, scale: float) -> Served:
     """The best fixed setting for these arrivals."""
-    slope_s = MODEL.slope_s_per_token
+    late = {"ttft_target_s": 2.0, "prefill_s_per_token": MODEL.slope_s_per_token}
     orders: tuple[dict[str, float], ...] = (
         {"order_policy": FCFS},
         {"order_policy": SHORTEST_FIRST, "aging_s": 30.0},
-        {
-            "order_policy": DEADLINE,
-            "aging_s": 30.0,
-            "ttft_target_s": 2.0,
-            "prefill_s_per_token": MODEL.slope_s_per_token,
-        },
+        {"order_policy": DEADLINE, "aging_s": 30.0} | late,
     )
     tried = [
         DEFAULT._replace(step_tokens=tokens, chunk_cap_tokens=cap, **order)

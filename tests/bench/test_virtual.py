@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from rooftune.policies.guard import Action
 from rooftune.tuner.bench.mixes import AZURE_CONV
 from tests.bench import overload, soak
 from tests.bench.overload import Compared, figures, loads_below
@@ -21,7 +20,7 @@ from tests.bench.virtual import (
     targets,
     windows,
 )
-from tests.control.cycle_records import record_of
+from tests.control.cycle_records import hold, push
 
 
 def served(*good: int) -> Served:
@@ -62,9 +61,9 @@ def test_figures_take_the_least_ratio_of_the_mixes_and_the_worst_run() -> None:
 def test_dips_are_joined_windows_and_a_record_near_them_explains_them() -> None:
     low, end_s = np.array([0, 1, 1, 0, 1], dtype=np.bool_), np.array([60.0, 70.0, 80.0, 90.0, 100.0])
     assert soak.dips(low, end_s, 60.0) == [(10.0, 80.0), (40.0, 100.0)]
-    hold, push = record_of(), record_of(action=Action.PUSH, pushed={"step_tokens": 512})
-    assert soak.explained((100.0, 200.0), [(90.0, push)], 20.0)
-    assert not soak.explained((100.0, 200.0), [(70.0, push), (150.0, hold), (201.0, push)], 20.0)
+    held, pushed, dip = hold(1), push(2), (100.0, 200.0)
+    assert soak.explained(dip, [(90.0, pushed)], 20.0)
+    assert not soak.explained(dip, [(70.0, pushed), (150.0, held), (201.0, pushed)], 20.0)
 
 
 def test_the_day_keeps_its_loads_its_burst_and_its_slow_hour() -> None:
