@@ -76,6 +76,8 @@ HOLDS = [
     ({"proposal": BOOT._replace(step_tokens=9000)}, Reason.OUTSIDE_ENVELOPE),
     ({"proposal": BOOT._replace(max_running=128)}, Reason.NEEDS_RESTART),
     ({"proposal": BOOT._replace(order_policy=1)}, Reason.KNOB_ABSENT),
+    ({"pause_left_s": 1.0}, Reason.AFTER_LOSS),
+    ({"pause_left_s": math.nan}, Reason.AFTER_LOSS),
     ({"since_push_s": 299.0}, Reason.DWELL),
     ({"since_push_s": math.nan}, Reason.DWELL),
     ({"exploration_spent_slo_s": 599.0, "exploration_cost_slo_s": 2.0}, Reason.EXPLORATION_BUDGET),
@@ -112,6 +114,14 @@ def test_kv_full_or_preempting_alone_does_not_freeze():
 def test_a_push_that_hurts_is_reverted(change, reason):
     decision = decide(replace(PUSHED, **change), LIMITS)
     assert (decision.action, decision.reason, decision.setting) == (Action.REVERT, reason, None)
+
+
+def test_a_kept_setting_that_is_lost_goes_back_even_while_paused():
+    lost = replace(PUSHED, verified=True, kept_lost=True, paused=True, deploying=True, pause_left_s=300.0)
+    decision = decide(lost, LIMITS)
+    assert (decision.action, decision.reason, decision.setting) == (Action.REVERT, Reason.KEPT_LOST, None)
+    assert decide(replace(lost, verified=False), LIMITS).reason is Reason.PAUSED, "on trial its verdict decides"
+    assert decide(replace(lost, push_in_force=False), LIMITS).action is Action.HOLD, "nothing of ours is in force"
 
 
 def test_a_blind_controller_reverts_nothing_and_leaves_it_to_the_lease():
