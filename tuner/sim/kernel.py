@@ -336,9 +336,9 @@ def _arrive(boot: Boot, state: State, run: Run, request: int) -> int:
     return 0
 
 
-def _late(run: Run, arrival_s: FloatArray, request: int) -> bool:
+def _late(state: State, run: Run, request: int) -> bool:
     """Whether the first token took longer than the patience, or has not come."""
-    waited_s = run.times[request, FIRST_TOKEN_S] - arrival_s[request]
+    waited_s = run.times[request, FIRST_TOKEN_S] - state.arrival_s[request]
     return not waited_s <= run.ends[PATIENCE_S]
 
 
@@ -371,13 +371,13 @@ def replay(
     while finished < total and totals[STEPS] < ends[MOST_STEPS] and now < ends[END_S]:
         # Each request is looked at once, when its patience is over.
         while due < arrived and arrival_s[due] + ends[PATIENCE_S] < now:
-            if _late(run, arrival_s, due):
+            if _late(state, run, due):
                 totals[LATE] += 1
             due += 1
         if totals[LATE] > ends[MOST_LATE]:
             break
         if ends[DECIDED] != 0.0 and due == total:
-            while decided < total and (_late(run, arrival_s, decided) or not np.isnan(run.times[decided, FINISH_S])):
+            while decided < total and (_late(state, run, decided) or not np.isnan(run.times[decided, FINISH_S])):
                 decided += 1
             if decided == total:
                 break
