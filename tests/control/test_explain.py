@@ -26,7 +26,7 @@ Proposed: token budget 512 tokens, chunk cap 256 tokens (90 % within the targets
 the best of 100 settings; the limit is gap p99 <= 30 ms.
 Guard: pushed token budget 1024 tokens, chunk cap 256 tokens: the proposal is further away than one push may go; \
 this push goes part of the way.
-Next: it goes on in such steps, then lets both settings take turns; in force is token budget 2048 tokens, chunk cap none \
+Next: it goes on by such steps, then both settings take turns; in force is token budget 2048 tokens, chunk cap none \
 with 98 s of the lease left."""
 
 REVERTED = """\

@@ -103,7 +103,7 @@ NEXT: dict[Reason, str] = {
     Reason.EXPLORATION_BUDGET: "it pushes again tomorrow, or with a larger guard.exploration_slo_s_per_day",
     Reason.SHADOW_TOO_SHORT: "it pushes once it has watched for guard.min_shadow_s",
     Reason.SHADOW: "run it with --mode live to let it push",
-    Reason.STEP_LIMITED: "it goes on in such steps, then lets both settings take turns",
+    Reason.STEP_LIMITED: "it goes on by such steps, then both settings take turns",
     Reason.OK: "it lets both settings take turns, then keeps the push or goes back",
     Reason.UNREACHABLE: "it tries again in the next cycle; " + _LEASE,
     Reason.UNAUTHORIZED: "correct the token in engine.token_file; it is read again for each request",
