@@ -64,8 +64,10 @@ def _cycles(records: Sequence[CycleRecord]) -> list[str]:
 
 
 def _alike(before: CycleRecord, after: CycleRecord) -> bool:
-    """Holds for one reason with nothing between them that a person would look for."""
-    quiet = all(one.verify is None and one.pushed is None for one in (before, after))
+    """Holds for one reason with nothing between them that a person would look for: of a trial, one turn."""
+    turns = [(one.verify.arm, one.verify.block) if one.verify is not None else None for one in (before, after)]
+    same_turn = turns[0] == turns[1] and (turns[0] is None or turns[0][0] is not None)
+    quiet = same_turn and before.pushed is None and after.pushed is None
     same = before.action is after.action and before.reason is after.reason and before.mode == after.mode
     return quiet and same and before.would_push == after.would_push
 

@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--work", default="build/demo", metavar="DIR", help="logs, traffic, state (default: %(default)s)"
     )
-    add_value(parser, "--span", parse_duration, "TIME", "longest time with traffic (default: 220s)", default=220.0)
+    add_value(parser, "--span", parse_duration, "TIME", "longest time with traffic (default: 300s)", default=300.0)
     parser.add_argument("--quiet", action="store_true", help="no progress")
 
 
