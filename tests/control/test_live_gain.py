@@ -154,10 +154,8 @@ def sweep() -> tuple[tuple[float, ...], ...]:
 def controlled() -> Rig:
     ttft_s, gap_s = targets()
     slo = Slo((Target("ttft", ttft_s, 0.9), Target("longest_gap", gap_s, 0.9)))
-    limits = GuardLimits(largest_ratio=64.0, dwell_s=0.0, min_shadow_s=0.0, max_inconclusive_s=600.0, min_gain=0.02)
-    given = options(
-        slo=slo, limits=limits, cycle_s=5.0, window_s=300.0, verify_s=120.0, search_every_s=120.0, trials=60
-    )
+    limits = GuardLimits(largest_ratio=64.0, dwell_s=0.0, min_shadow_s=0.0, max_inconclusive_s=4500.0, min_gain=0.02)
+    given = options(slo=slo, limits=limits, cycle_s=5.0, window_s=300.0, verify_s=40.0, search_every_s=120.0, trials=60)
     run = rig(lambda job: run_job(job, lambda *_: None), engine=engine_with(fixed_list(), 21), options=given)
     run.run(int(ROUNDS * (ROUND_S + REST_S) / given.cycle_s))
     return run
