@@ -49,7 +49,7 @@ class GuardLimits:
     min_gain: float = 0.01
     exploration_slo_s_per_day: float = 600.0
     max_metrics_age_s: float = 30.0
-    max_inconclusive_s: float = 4500.0
+    max_inconclusive_s: float = 2700.0
     kv_full: float = 0.98
     min_shadow_s: float = 86_400.0
     headroom: float = 0.15

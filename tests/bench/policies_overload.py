@@ -49,7 +49,7 @@ from rooftune.tuner.sim import compile as compiling
 from rooftune.tuner.sim import kernel
 from rooftune.tuner.sim.noise import QUIET
 from rooftune.tuner.sim.result import RunResult
-from rooftune.tuner.sim.twin import NEVER, like, prepare
+from rooftune.tuner.sim.twin import like, prepare
 from rooftune.tuner.traffic.generate import document_mix
 from rooftune.tuner.traffic.reshape import scale_rate, window
 from rooftune.tuner.traffic.traces import load_traffic
@@ -129,7 +129,7 @@ def run(traffic: Traffic, setting: Setting) -> RunResult:
     state, result = prepare(traffic, ENGINE), kernel.new_run(len(traffic), SLO.gap_bounds(), ENGINE.kv_blocks)
     rows = np.array([[float(value) for value in setting]])
     values, weights, log, log_times = _replay()(
-        rows, np.array([-np.inf]), ENGINE.boot, priced(MODEL), QUIET, state, result, 1, 0, NEVER
+        rows, np.array([-np.inf]), ENGINE.boot, priced(MODEL), QUIET, state, result, 1, 0
     )
     return RunResult.from_run(traffic, ENGINE, state, result, (values, weights), (log, log_times))
 

@@ -157,7 +157,10 @@ def test_the_controllers_process_loads_no_heavy_library() -> None:
 
 def test_progress_lines_and_report_tell_the_same_story() -> None:
     run = rig(proposes(step_tokens=512, gain=0.12))
-    records = run.run(10)
+    run.run(10, until=lambda record: record.pushed is not None)
+    run.run_trial()
+    run.run(2)
+    records = run.records
     lines = [line_of(now, before) for before, now in zip([None, *records], records, strict=False)]
     push = next(record for record in records if record.action is Action.PUSH)
     kept = next(r for r in records if r.verify is not None and r.verify.verdict == "better")

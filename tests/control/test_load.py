@@ -51,7 +51,9 @@ def busy() -> Rig:
         return answer.model_copy(update={"load": part(5.0, 0.5, boot=0.5, proposed=proposed)})
 
     run = rig(reply)
-    run.run(10)
+    run.run(10, until=lambda record: record.pushed is not None)
+    run.run_trial()
+    run.run(1)
     return run
 
 

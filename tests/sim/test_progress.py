@@ -13,7 +13,7 @@ from rooftune.policies.step_time import NAMED_MODELS
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.progress import Progress
 from rooftune.tuner.sim.result import RunResult
-from rooftune.tuner.sim.twin import simulate
+from rooftune.tuner.sim.twin import Ends, simulate
 from rooftune.tuner.traffic.workload import Traffic
 
 MODEL = NAMED_MODELS["8b-2tbs"]
@@ -69,7 +69,7 @@ def test_a_replay_begun_in_mid_run_goes_on_as_the_whole_run(
 ) -> None:
     whole, engine = traffic(seed, 60), Engine(BOOT, kv_blocks)
     through = simulate(whole, engine, setting, MODEL)
-    cut = simulate(whole, engine, setting, MODEL, max_steps=steps, skip=False)
+    cut = simulate(whole, engine, setting, MODEL, ends=Ends(most_steps=steps), skip=False)
     if cut.outcomes.finished.all():
         return
     rest, progress, rows = rest_of(whole, cut)
@@ -81,7 +81,7 @@ def test_a_replay_begun_in_mid_run_goes_on_as_the_whole_run(
 
 def test_a_pool_too_small_for_what_runs_lets_the_newest_wait() -> None:
     whole = traffic(1, 20)
-    cut = simulate(whole, Engine(BOOT, 10_000), Setting(256, max_running=16), MODEL, max_steps=40)
+    cut = simulate(whole, Engine(BOOT, 10_000), Setting(256, max_running=16), MODEL, ends=Ends(most_steps=40))
     rest, progress, _ = rest_of(whole, cut)
     assert progress.running > 1
     least = -(-int((rest.prompt_tokens + rest.output_tokens).max()) // 16)
@@ -91,7 +91,7 @@ def test_a_pool_too_small_for_what_runs_lets_the_newest_wait() -> None:
 
 def test_progress_must_be_the_first_rows_of_the_traffic() -> None:
     whole = traffic(2, 20)
-    cut = simulate(whole, Engine(BOOT, 10_000), Setting(256, max_running=16), MODEL, max_steps=40)
+    cut = simulate(whole, Engine(BOOT, 10_000), Setting(256, max_running=16), MODEL, ends=Ends(most_steps=40))
     rest, progress, _ = rest_of(whole, cut)
     wrong = replace(progress, request=progress.request + 1)
     with pytest.raises(InputError, match="first rows"):

@@ -67,7 +67,7 @@ class CadenceSection(Section):
     search_requests: Requests = Field(default=100, description="requests that a search needs")
     lease_s: Annotated[Seconds, Field(le=MAX_LEASE_S, description="how long a push holds without renewal")] = 120.0
     settle_s: SecondsOrNone = Field(default=5.0, description="start of a turn that does not count")
-    verify_s: Seconds = Field(default=120.0, description="a pair of turns of old and new setting")
+    verify_s: Seconds = Field(default=60.0, description="a pair of turns of old and new setting")
     verify_min_requests: Requests = Field(default=20, description="requests that a verdict on a push needs")
 
     @model_validator(mode="after")
@@ -76,12 +76,12 @@ class CadenceSection(Section):
         if self.lease_s < least_s:
             bound = f"at least {least_s:g} ({LEASE_CYCLES} x cadence.cycle_s, which is {self.cycle_s:g})"
             raise wrong(self.lease_s, bound, "raise it, or make cycles shorter", "cadence.lease_s")
-        for name in ("window_s", "search_every_s", "verify_s"):
-            if getattr(self, name) < self.cycle_s:
-                bound = f"at least cadence.cycle_s, which is {self.cycle_s:g}"
+        for name, cycles in (("window_s", 1), ("search_every_s", 1), ("verify_s", 2)):
+            if getattr(self, name) < cycles * self.cycle_s:
+                bound = f"at least {cycles} x cadence.cycle_s, which is {self.cycle_s:g}"
                 raise wrong(getattr(self, name), bound, "raise it, or make cycles shorter", f"cadence.{name}")
-        if self.settle_s >= self.verify_s:
-            bound = f"below cadence.verify_s, which is {self.verify_s:g}"
+        if self.settle_s >= self.verify_s / 2.0:
+            bound = f"below half of cadence.verify_s, which is {self.verify_s:g}"
             raise wrong(self.settle_s, bound, "shorten it", "cadence.settle_s")
         return self
 
