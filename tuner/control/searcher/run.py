@@ -21,6 +21,7 @@ from rooftune.tuner.sim.calibrate import QUALITY, Fidelity, FigureError, calibra
 from rooftune.tuner.sim.noise import QUIET
 from rooftune.tuner.sim.result import RunResult
 from rooftune.tuner.sim.twin import simulate
+from rooftune.tuner.traffic.reshape import window
 
 _PER_RUN = ("tenant_names", "gap_bounds_s", "gap_values_s", "gap_weights")
 
@@ -106,6 +107,8 @@ def run_job(job: Job, tell: Tell) -> SearchAnswer:
     twin = twin_part(replays, observed, compared(observed, 0.0 if progress is None else progress.at_s), slo)
     if twin.verdict == "not_good":
         return SearchAnswer(twin=twin, proposal=None)
+    if progress is not None:  # what had come before is no part of the load
+        traffic = window(traffic, progress.at_s, traffic.span_s + 1.0)
     archive = None if job.storage is None else _archive(job.storage, job.study)
     question = Question(
         traffic=traffic,
