@@ -25,7 +25,7 @@ from rooftune.policies.errors import bad_value
 
 ALLOWANCE = 0.5  # smaller shifts, in deviations, are ignored
 CLIP_FELL, CLIP_LOST = 4.0, 3.0
-FELL_BLOCKS, LOST_BLOCKS = 4000.0, 200.0
+FELL_BLOCKS, LOST_BLOCKS = 20_000.0, 200.0
 # Blocks that are remembered; this many older than the latest RECENT show the scatter.
 REMEMBERED, SCATTER_BLOCKS, RECENT = 48, 12, 4
 # Requests of one block share their fate: this part of a request's variance stays however many there are. AR_PRIOR:
