@@ -140,6 +140,7 @@ def test_it_is_settled_when_a_push_has_proved_itself_and_nothing_better_is_found
     nothing, searching = event(hold(6, Reason.NULL_RESULT)), event(hold(6, Reason.SEARCHING))
     assert settled([better, nothing])
     assert not settled([better, searching]) and not settled([nothing]) and not settled([better])
+    assert settled([better, *[searching] * 15]) and not settled([better, *[searching] * 14])
 
 
 def test_the_end_shows_before_and_after() -> None:

@@ -14,6 +14,7 @@ from rooftune.tuner.model.roofline import REMEDIES, FitCode
 
 # After a push that proved itself, one of these says that nothing better is in sight.
 SETTLED = ("null_result", "within_noise", "no_targets_missed", "already_in_force", "no_proposal")
+KEPT_CYCLES = 15  # half a minute of requests under the kept setting
 
 
 def status(event: Event) -> str:
@@ -74,9 +75,11 @@ def _ms(seconds: float) -> str:
 
 
 def settled(events: Sequence[Event]) -> bool:
-    """A push has proved itself, and the latest cycle finds nothing better."""
-    proved = any(event.get("verdict") == "better" for event in events)
-    return proved and events[-1]["reason"] in SETTLED
+    """A push has proved itself, and the latest cycle finds nothing better, or enough requests ran under it since."""
+    proved = next((at for at, event in enumerate(events) if event.get("verdict") == "better"), None)
+    if proved is None:
+        return False
+    return events[-1]["reason"] in SETTLED or len(events) - proved > KEPT_CYCLES
 
 
 def closing(records: Sequence[CycleRecord], pace: float = math.nan) -> str:
