@@ -30,6 +30,7 @@ from rooftune.policies.step_time import StepCost, StepModel, chunk_attention_wor
 from rooftune.tuner.sim import kernel
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.noise import QUIET, StepNoise, with_noise
+from rooftune.tuner.sim.progress import Progress
 from rooftune.tuner.sim.result import RunResult
 from rooftune.tuner.sim.twin import Change, prepare
 from rooftune.tuner.traffic.workload import Traffic
@@ -60,6 +61,7 @@ def walk(
     changes: Sequence[Change] = (),
     gap_bounds_s: Sequence[float] = (),
     noise: StepNoise = QUIET,
+    progress: Progress | None = None,
 ) -> RunResult:
     """Replay step by step in plain Python; arguments and result as ``rooftune.tuner.sim.twin.simulate``."""
     state = prepare(traffic, engine)
@@ -72,7 +74,14 @@ def walk(
     log: list[tuple[int, int, int]] = []
     log_times: list[float] = []
     pending = list(changes)
-    now, seen, arrived, finished = 0.0, 0.0, 0, 0
+    if progress is not None:
+        progress.enter(state, run, engine)
+        for request in progress.request[progress.produced_tokens > 0].tolist():
+            token_s[request].append(float(times[request, kernel.LAST_TOKEN_S]))
+    begun_s, begun_gap_s = times[:, kernel.FIRST_TOKEN_S].copy(), times[:, kernel.LONGEST_GAP_S].copy()
+    now, seen = run.clock_s.tolist()
+    arrived = int(totals[kernel.BEGUN])
+    finished = int((requests[:, STATUS] == FINISHED).sum())
     while finished < n:
         while pending and pending[0].at_s <= now:
             setting = pending.pop(0).setting
@@ -120,15 +129,16 @@ def walk(
             totals[kernel.COMPUTED_TOKENS] += taken
             if requests[request, COMPUTED] == requests[request, KNOWN]:
                 token_s[request].append(now)
-                if len(token_s[request]) == requests[request, OUTPUT]:
+                if requests[request, KNOWN] + 1 - requests[request, PROMPT] == requests[request, OUTPUT]:
                     times[request, kernel.FINISH_S] = now
         totals[kernel.STEPS] += 1
         finished += finish_step(engine.boot, state)
     gaps = [np.diff(np.array(instants)) for instants in token_s]
     for request, instants in enumerate(token_s):
         if instants:
-            times[request, kernel.FIRST_TOKEN_S] = instants[0]
-            times[request, kernel.LONGEST_GAP_S] = gaps[request].max() if len(gaps[request]) else 0.0
+            times[request, kernel.FIRST_TOKEN_S] = np.fmin(begun_s[request], instants[0])
+            longest_s = gaps[request].max() if len(gaps[request]) else 0.0
+            times[request, kernel.LONGEST_GAP_S] = np.fmax(begun_gap_s[request], longest_s)
         run.gap_over[request] = [(gaps[request] > bound).sum() for bound in run.gap_bounds_s]
     values = np.concatenate(gaps)
     return RunResult.from_run(

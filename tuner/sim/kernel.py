@@ -81,8 +81,8 @@ class Run(NamedTuple):
     """The output arrays of a replay, and its totals.
 
     times: (n, TIMES), NaN before. gap_over: (n, bounds), gaps of a request above each of gap_bounds_s.
-    over: (bounds,) scratch. totals: (TOTALS,). pool_blocks: (1,) KV blocks of the pool. now_s: (1,) where the replay
-    begins, and where it ended. ends: see ``MOST_STEPS``.
+    over: (bounds,) scratch. totals: (TOTALS,). pool_blocks: (1,) KV blocks of the pool. clock_s: (2,) where the
+    replay begins, later where it ended, and up to when arrivals were seen there. ends: see ``MOST_STEPS``.
     """
 
     times: FloatArray
@@ -91,7 +91,7 @@ class Run(NamedTuple):
     over: IntArray
     totals: IntArray
     pool_blocks: IntArray
-    now_s: FloatArray
+    clock_s: FloatArray
     ends: FloatArray
 
 
@@ -110,7 +110,7 @@ def new_run(
         over=np.zeros(len(bounds), dtype=np.int64),
         totals=np.zeros(TOTALS, dtype=np.int64),
         pool_blocks=np.array([pool_blocks], dtype=np.int64),
-        now_s=np.zeros(1, dtype=np.float64),
+        clock_s=np.zeros(2, dtype=np.float64),
         ends=np.array(ends, dtype=np.float64),
     )
 
@@ -364,8 +364,11 @@ def replay(
     gap_values, gap_weights = np.empty(4096, np.float64), np.empty(4096, np.int64)
     log, log_times = np.empty((64, 3), np.int64), np.empty(64, np.float64)
     arrived, finished, change, due, decided = totals[BEGUN], 0, 0, 0, 0
+    for request in range(arrived):
+        if state.requests[request, STATUS] == FINISHED:  # refused, or about to free its blocks
+            finished += 1
     # seen: arrivals up to here are in the queue for the next plan; plan-ahead plans as the previous step begins.
-    now = seen = run.now_s[0]
+    now, seen = run.clock_s[0], run.clock_s[1]
     setting = setting_from_row(settings[0])
     ends = run.ends
     while finished < total and totals[STEPS] < ends[MOST_STEPS] and now < ends[END_S]:
@@ -439,7 +442,10 @@ def replay(
         if keep_log != 0:
             log, log_times = _log_step(state, run, log, log_times, now)
         finished += finish_step(boot, state)
-    run.now_s[0] = now
+    while arrived < total and arrival_s[arrived] <= seen:  # a replay cut short leaves a whole queue
+        _arrive(boot, state, run, arrived)
+        arrived += 1
+    run.clock_s[0], run.clock_s[1] = now, seen
     return (
         gap_values[: totals[GAP_ROWS]],
         gap_weights[: totals[GAP_ROWS]],
