@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from rooftune.engine.interface import FinishReason, GenerationRequest, RequestRecord, Sink
+from rooftune.engine.interface import FinishReason, FlightRecord, GenerationRequest, RequestRecord, Sink
 from rooftune.engine.step import IntArray
 
 
@@ -107,6 +107,21 @@ class Flight:
         assert self.first_s is not None and self.scheduled_s is not None
         waits_s = max(0.0, self.first_s - self.arrival_s), max(0.0, self.scheduled_s - self.arrival_s)
         return *waits_s, self.prompt_tokens, self.cached
+
+    def row(self, computed_tokens: int, running: bool) -> FlightRecord:
+        """Where it stands between two steps."""
+        return FlightRecord(
+            request_id=str(self.request_id),
+            arrival_s=self.arrival_s,
+            scheduled_s=self.scheduled_s,
+            first_token_s=self.first_s,
+            last_token_s=None if self.first_s is None else self.gaps.last_s,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached,
+            computed_tokens=computed_tokens,
+            output_tokens=self.output_tokens,
+            running=running,
+        )
 
     def record(self, sequence: int, finish_s: float, preemptions: int) -> RequestRecord:
         """What remains of a request that has ended; ``finished`` must be set."""

@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from itertools import count
 from threading import Condition, Event
 
@@ -10,6 +11,7 @@ from rooftune.engine.flight import Flight
 from rooftune.engine.interface import (
     Busy,
     FinishReason,
+    Flights,
     GenerationRequest,
     Observer,
     RejectReason,
@@ -37,6 +39,7 @@ class Intake:
         self._changed = Condition()
         self._arrivals: list[Flight] = []
         self._cancels: list[tuple[int, FinishReason]] = []
+        self.asks: list[Future[Flights]] = []  # answered between two steps
         self.live = 0  # requests taken and not ended
         self._ends_s: deque[float] = deque(maxlen=32)
         self._closed = ""
@@ -90,6 +93,13 @@ class Intake:
         with self._changed:
             self._cancels.append((request_id, why))
         self.wake.set()
+
+    def ask(self) -> Future[Flights]:
+        """What is in flight, once the step that runs has ended."""
+        asked: Future[Flights] = Future()
+        self.asks.append(asked)
+        self.wake.set()
+        return asked
 
     def take(self) -> tuple[list[Flight], list[tuple[int, FinishReason]]]:
         """Arrivals and cancellations since the last call."""

@@ -89,11 +89,16 @@ Sink = Callable[[TokenEvent], None]
 Deliver = Callable[[Iterable[tuple[Sink, TokenEvent]]], None]
 
 
-# One step as it ran. A tuple, because one is made in every step: a frozen dataclass takes five times as long.
+# One step as it ran, and one request in flight. Tuples, because many are made at once: a frozen dataclass takes five
+# times as long.
 if TYPE_CHECKING:
     StepRecord: TypeAlias = wire.Step[int, float, float]
+    FlightRecord: TypeAlias = wire.Flight[str, int, float, float | None, bool]
 else:
     StepRecord = namedtuple("StepRecord", wire.STEP_COLUMNS)
+    FlightRecord = namedtuple("FlightRecord", wire.FLIGHT_COLUMNS)
+# What is in flight, as in ``wire.FlightColumns``: the first rows, and how many more there are.
+Flights = tuple[list[FlightRecord], int]
 
 
 @dataclass(frozen=True, slots=True)

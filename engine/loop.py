@@ -16,6 +16,7 @@ from rooftune.engine.intake import Intake
 from rooftune.engine.interface import (
     Deliver,
     FinishReason,
+    Flights,
     Observer,
     Sink,
     StepRecord,
@@ -26,6 +27,7 @@ from rooftune.engine.options import EngineOptions
 from rooftune.engine.protocol import InForce, TuningDesk
 from rooftune.engine.step import Runner, Segment, StepBatch
 from rooftune.policies import request as r
+from rooftune.policies import wire
 from rooftune.policies.kv import blocks_for
 from rooftune.policies.packing import finish_step, plan_step
 from rooftune.policies.request import append_waiting
@@ -82,6 +84,8 @@ class EngineLoop:
         self._joins_s = None
         events: Events = []
         self._take_calls(now_s, events)
+        if self._intake.asks:
+            self._answer()
         counters = self._state.counters
         if counters[r.RUNNING_COUNT] + counters[r.WAITING_COUNT] == 0:
             self._publish(events)
@@ -129,6 +133,33 @@ class EngineLoop:
             if gone is not None:
                 leave(self._boot, self._state, gone)
                 self._retire(gone, why, now_s, events)
+
+    def _answer(self) -> None:
+        asks = self._intake.asks
+        while asks:
+            asks.pop().set_result(self._in_flight())
+
+    def in_flight(self) -> Flights:
+        """What is in flight, new arrivals included; for the thread that runs the steps."""
+        events: Events = []
+        self._take_calls(self._now_s(), events)
+        self._publish(events)
+        return self._in_flight()
+
+    def _in_flight(self) -> Flights:
+        self._end_run()
+        rows, counters = self._rows, self._state.counters
+        slots = sorted(self._state.running[: counters[r.RUNNING_COUNT]], key=lambda slot: rows[slot][r.ADMITTED])
+        running, waiting = len(slots), counters[r.WAITING_HEAD]
+        while waiting >= 0:
+            slots.append(waiting)
+            waiting = rows[waiting][r.NEXT]
+        found = []
+        for place, slot in enumerate(slots[: wire.MAX_IN_FLIGHT]):
+            flight = self._flights[slot]
+            assert flight is not None
+            found.append(flight.row(rows[slot][r.COMPUTED], place < running))
+        return found, len(slots) - len(found)
 
     def _end_run(self) -> None:
         if self._run is not None:
@@ -269,6 +300,7 @@ class EngineLoop:
             leave(self._boot, self._state, slot)
             self._retire(slot, why, now_s, events)
         self._publish(events)
+        self._answer()
 
     # --- for gauges, from any thread: single numbers of the latest step ---
 

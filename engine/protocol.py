@@ -13,10 +13,10 @@ from operator import attrgetter
 from threading import Lock
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from rooftune.engine.interface import ChangeKind, FinishReason, Observer, RequestRecord, StepRecord
+from rooftune.engine.interface import ChangeKind, FinishReason, Flights, Observer, RequestRecord, StepRecord
 from rooftune.policies import lease, wire
 from rooftune.policies.envelope import KNOB_NAMES, Envelope, Mode
-from rooftune.policies.errors import bad_value, printable
+from rooftune.policies.errors import UnreachableError, bad_value, printable
 from rooftune.policies.request import Setting
 from rooftune.policies.step_time import StepModel
 
@@ -129,6 +129,7 @@ class TuningDesk:
         self._notes: tuple[str, ...] = ()
         self.boot_id = secrets.token_hex(8)
         self.observer: Observer | None = None
+        self.flights: Callable[[], Flights] = _untold  # set by whoever knows what is in flight
 
     # --- the loop's side ---
 
@@ -261,6 +262,14 @@ class TuningDesk:
         )
         return wire.RequestColumns(**common, **columns)
 
+    def in_flight(self, found: Flights | None = None) -> wire.FlightColumns:
+        """What has not ended: ``found``, or what is found now. Raises what ``flights`` raises."""
+        rows, left_out = self.flights() if found is None else found
+        columns: dict[str, Any] = dict.fromkeys(wire.FLIGHT_COLUMNS, ())
+        if rows:
+            columns = dict(zip(wire.FLIGHT_COLUMNS, zip(*rows, strict=True), strict=True))
+        return wire.FlightColumns(boot_id=self.boot_id, now_s=self._now_s(), left_out=left_out, **columns)
+
     # --- both ---
 
     def _settle(self, now_s: float) -> float:
@@ -293,6 +302,10 @@ class TuningDesk:
         following = rows[-1][0] if rows else after
         common = {"boot_id": self.boot_id, "now_s": self._now_s(), "after": after, "next": following, "lost": lost}
         return [row for _, row in rows], common
+
+
+def _untold() -> Flights:
+    raise UnreachableError("nothing here tells what is in flight; ask the engine itself")
 
 
 def _knob(book: lease.LeaseBook, name: str) -> wire.KnobState:

@@ -5,11 +5,14 @@ from collections.abc import Callable
 from threading import Thread
 
 from rooftune.engine.intake import Intake
-from rooftune.engine.interface import Deliver, FinishReason, Observer, Snapshot
+from rooftune.engine.interface import Deliver, FinishReason, Flights, Observer, Snapshot
 from rooftune.engine.loop import EngineLoop
 from rooftune.engine.options import EngineOptions
 from rooftune.engine.protocol import TuningDesk
 from rooftune.engine.step import Runner
+from rooftune.policies.errors import UnreachableError
+
+_MOST_STEP_S = 2.0  # that a reader waits for the end of a step
 
 
 class RunningEngine:
@@ -37,6 +40,7 @@ class RunningEngine:
         # The tuning protocol is the desk's; here for callers in this process.
         self.tuning_state, self.push, self.revert, self.resume = desk.tuning_state, desk.push, desk.revert, desk.resume
         self.steps_after, self.requests_after = desk.steps_after, desk.requests_after
+        self.in_flight, desk.flights = desk.in_flight, self._flights
         self._thread: Thread | None = None
         self._stopping = self._broken = False
 
@@ -66,6 +70,16 @@ class RunningEngine:
             healthy=not self._broken,
             accepting=self._intake.accepting,
         )
+
+    def _flights(self) -> Flights:
+        """What is in flight between two steps. Raises UnreachableError when the step that runs takes too long."""
+        thread = self._thread
+        if thread is None or not thread.is_alive():
+            return self._loop.in_flight()
+        try:
+            return self._intake.ask().result(_MOST_STEP_S)
+        except TimeoutError:
+            raise UnreachableError(f"the engine's step takes more than {_MOST_STEP_S:g} s; ask again later") from None
 
     # --- the thread ---
 

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 from rooftune.engine.protocol import TuningDesk
 from rooftune.policies import wire
 
-Read = Literal["state", "steps", "requests"]
+Read = Literal["state", "steps", "requests", "in-flight"]
 Change = Literal["push", "revert", "resume"]
 
 CHANGES: dict[str, type[wire.Message]] = {
@@ -34,6 +34,7 @@ def read(desk: TuningDesk, what: str, after: int) -> str:
         "state": desk.tuning_state,
         "steps": lambda: desk.steps_after(after),
         "requests": lambda: desk.requests_after(after),
+        "in-flight": desk.in_flight,
     }
     return reads[what]().model_dump_json()
 

@@ -32,6 +32,8 @@ PROTOCOL_VERSION: Literal[1] = 1
 MAX_BODY_BYTES = 65_536  # of a request
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 MAX_ROWS = 20_000
+MAX_IN_FLIGHT = 4000  # requests of one answer
+MAX_HASHES = 32  # of one request
 MAX_GAP_BOUNDS = 16
 MAX_NOTES = 16
 MAX_TOKENS = 10_000_000
@@ -48,12 +50,19 @@ MaybeTimes = Annotated[tuple[Seconds | None, ...], Field(max_length=MAX_ROWS)]
 Shares = Annotated[tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...], Field(max_length=MAX_ROWS)]
 Ends = Annotated[tuple[Literal["finished", "failed", "aborted"], ...], Field(max_length=MAX_ROWS)]
 
+Names = Annotated[tuple[Text, ...], Field(max_length=MAX_IN_FLIGHT)]
+Flags = Annotated[tuple[bool, ...], Field(max_length=MAX_IN_FLIGHT)]
+BlockHash = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+BlockHashes = Annotated[tuple[BlockHash, ...], Field(max_length=MAX_HASHES)]
+
 # Kinds of columns. An engine's record holds one value per column, a message a tuple, the controller an array.
 Whole = TypeVar("Whole")
 Real = TypeVar("Real")
 Fraction = TypeVar("Fraction")  # 0..1
 Instant = TypeVar("Instant")  # s; None or NaN: not reached
 End = TypeVar("End")  # how a request ended
+Name = TypeVar("Name")
+Flag = TypeVar("Flag")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +106,25 @@ class Request(Generic[Whole, Real, Instant, End]):
     ended: End
 
 
+@dataclass(frozen=True, slots=True)
+class Flight(Generic[Name, Whole, Real, Instant, Flag]):
+    """The columns of a request that has not ended."""
+
+    request_id: Name  # the engine's
+    arrival_s: Real
+    scheduled_s: Instant  # first scheduling
+    first_token_s: Instant
+    last_token_s: Instant
+    prompt_tokens: Whole
+    cached_tokens: Whole  # as in ``Request``
+    computed_tokens: Whole  # with KV entries, those of a step under way included; 0 while it waits
+    output_tokens: Whole  # so far
+    running: Flag
+
+
 STEP_COLUMNS = tuple(field.name for field in fields(Step))
 REQUEST_COLUMNS = tuple(field.name for field in fields(Request))
+FLIGHT_COLUMNS = tuple(field.name for field in fields(Flight))
 
 
 class Wire(BaseModel):
@@ -390,18 +416,22 @@ class Columns(Message):
             raise ValueError("next must not lie before after")
 
 
-def _with_columns(record: type[Step[Any, Any, Any] | Request[Any, Any, Any, Any]], kinds: Mapping[Any, Any]) -> Any:
-    """``Columns`` with a column per field of a record."""
+def _with_columns(record: type[Any], kinds: Mapping[Any, Any], base: type[Message] = Columns) -> Any:
+    """``base`` with a column per field of a record."""
     columns: dict[str, Any] = {field.name: (kinds[field.type], ...) for field in fields(record)}
-    return create_model(record.__name__, __base__=Columns, **columns)
+    return create_model(record.__name__, __base__=base, **columns)
 
 
 if TYPE_CHECKING:  # a type checker cannot follow create_model
     _Steps: TypeAlias = Step[Counts, Times, Shares]
     _Requests: TypeAlias = Request[Counts, Times, MaybeTimes, Ends]
+    _Flights: TypeAlias = Flight[Names, Counts, Times, MaybeTimes, Flags]
 else:
     _Steps = _with_columns(Step, {Whole: Counts, Real: Times, Fraction: Shares})
     _Requests = _with_columns(Request, {Whole: Counts, Real: Times, Instant: MaybeTimes, End: Ends})
+    _Flights = _with_columns(
+        Flight, {Name: Names, Whole: Counts, Real: Times, Instant: MaybeTimes, Flag: Flags}, Message
+    )
 
 
 class StepColumns(_Steps, Columns):  # type: ignore[misc]  # both are frozen, each in its own way
@@ -433,8 +463,34 @@ class RequestColumns(_Requests, Columns):  # type: ignore[misc]  # as above
         return self
 
 
+class FlightColumns(_Flights, Message):  # type: ignore[misc]  # as above
+    """GET /tuning/v1/in-flight: what has not ended, running requests by admission, then waiting ones in their order.
+
+    left_out: requests that came after the last row. block_hashes: of each request's leading KV blocks, the first eight
+    bytes of each hash; empty where the engine does not tell them.
+    """
+
+    boot_id: Text
+    now_s: Seconds
+    left_out: Count
+    block_hashes: Annotated[tuple[BlockHashes, ...], Field(max_length=MAX_IN_FLIGHT)] = ()
+
+    @model_validator(mode="after")
+    def _rows(self) -> "FlightColumns":
+        rows = len(self.request_id)
+        for name in FLIGHT_COLUMNS:
+            if len(getattr(self, name)) != rows:
+                raise ValueError(f"column {name} has {len(getattr(self, name))} rows, must have {rows}")
+        if len(self.block_hashes) not in (0, rows):
+            raise ValueError("block_hashes must be empty or have a row for each request")
+        if any(later and not earlier for earlier, later in pairwise(self.running)):
+            raise ValueError("running requests must come first")
+        return self
+
+
 SCHEMAS: tuple[type[Message], ...] = (
     State, PushRequest, PushAnswer, RevertRequest, ResumeRequest, Refusal, StepColumns, RequestColumns,
+    FlightColumns,
 )  # fmt: skip
 
 M = TypeVar("M", bound=Message)

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from rooftune.engine.server.limits import ApiError, Error, read_body
 from rooftune.engine.tuning_source import CHANGES, Change, Read, TuningSource
 from rooftune.policies import wire
-from rooftune.policies.errors import InputError
+from rooftune.policies.errors import InputError, UnreachableError
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -45,6 +45,7 @@ _READS: dict[Read, tuple[Any, ...]] = {
     "state": ("Envelope, knobs, policies, revision and lease", wire.State),
     "steps": ("Step records by column", wire.StepColumns, _AFTER),
     "requests": ("Ended requests by column", wire.RequestColumns, _AFTER),
+    "in-flight": ("Requests that have not ended, by column", wire.FlightColumns),
 }
 _CHANGES: dict[Change, tuple[str, str, str]] = {
     "push": ("knobs", "PUT", "Push knobs under a lease, whole or not at all"),
@@ -202,7 +203,7 @@ async def _malformed(source: TuningSource, message: str, status: int = 422) -> R
 
 async def _read_answer(source: TuningSource, what: Read, request: Request) -> Response:
     given = request.query_params.multi_items()
-    if what == "state" and given:
+    if given and len(_READS[what]) == 2:
         return await _malformed(source, f"unknown query parameter {given[0][0]!r:.100}")
     text = given[0][1] if given else "-1"
     digits = text.removeprefix("-")
@@ -210,7 +211,10 @@ async def _read_answer(source: TuningSource, what: Read, request: Request) -> Re
         return await _malformed(source, "the only query parameter is after, given once")
     if not (digits.isascii() and digits.isdecimal() and len(digits) <= 16 and -1 <= int(text) <= MOST_AFTER):
         return await _malformed(source, f"after is {text!r:.100}, must be a whole number within -1..{MOST_AFTER}")
-    return _json(await source.read(what, int(text)))
+    try:
+        return _json(await source.read(what, int(text)))
+    except UnreachableError as error:
+        raise ApiError(503, str(error), code="engine_unavailable", retry_after_s=1) from error
 
 
 async def _change(source: TuningSource, what: Change, request: Request) -> Response:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from rooftune.engine.interface import Flights
 from rooftune.engine.options import GAP_TARGETS_S
 from rooftune.engine.protocol import About
 from rooftune.engine.vllm.arrange import Arranger
@@ -102,6 +103,16 @@ class Hook:
                 self.recorder.fold()
             except Exception as error:  # noqa: BLE001  # nothing may raise into vLLM
                 self.fault("fold", error)
+
+    def in_flight(self) -> Flights | None:
+        """What has not ended, after ``fold``; None when that cannot be told: a read switches nothing off."""
+        if not self.on:
+            return None
+        try:
+            return self.recorder.in_flight()
+        except Exception:  # nothing may raise into vLLM
+            LOG.exception("rooftune: the requests in flight cannot be told")
+            return None
 
     def fault(self, where: str, error: Exception) -> None:
         """Switch the hook off for good, restore the boot values, and report it in log and state."""

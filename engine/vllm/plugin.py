@@ -33,6 +33,11 @@ def utility(core: Any, what: str, body: str) -> "list[int | str] | Future[list[i
         return [status, text]
     if what == "state":
         return [200, read(hook.desk, what, -1)]
+    if what == "in-flight":
+        found = hook.in_flight()
+        if found is None:
+            return [503, "the requests in flight cannot be told, see the engine's log"]
+        return _WRITER.submit(lambda: [200, hook.desk.in_flight(found).model_dump_json()])
     return _WRITER.submit(_rows, hook, what, int(body))
 
 

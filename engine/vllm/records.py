@@ -13,8 +13,11 @@ from itertools import chain
 from threading import Lock
 from typing import Any
 
+from rooftune.engine.interface import FlightRecord, Flights
 from rooftune.engine.vllm.desk import Row, RowDesk, Written
 from rooftune.engine.vllm.tracks import TokenClock, Track
+from rooftune.policies import wire
+from rooftune.policies.errors import printable
 
 # Kinds of notes, with what follows: a step (when, budget and revision, vLLM's output, running, waiting, pool reading),
 # its tokens (when, vLLM's output, answers), a request that came (it, when, wall clock) and one that ended (it, when;
@@ -30,6 +33,7 @@ _MOST_BEFORE_S = 600.0
 # Ended requests that may wait for a reader; beyond it each one that ends makes the record of one.
 _MOST_WAITING = 1024
 _AT_ONCE = 8  # records, some 50 us each
+_MOST_CHARS = 200  # of wire.Text
 
 
 class Recorder:
@@ -259,6 +263,34 @@ class Recorder:
         with self._closing:
             for record in self._clock.closed(most):
                 self._desk.add_request(record)
+
+    def in_flight(self) -> Flights:
+        """What has not ended; for the engine's thread, after ``fold``."""
+        tracks, scheduler = self.tracks, self._scheduler
+        known = [tracks[one.request_id] for one in scheduler.running if one.request_id in tracks]
+        known.sort(key=lambda track: track.admitted)
+        running = len(known)
+        known += [tracks[one.request_id] for one in scheduler.waiting if one.request_id in tracks]
+        if len(known) < len(tracks):  # some versions keep those that must wait for something else in a further list
+            placed = {id(track) for track in known}
+            known += [track for track in tracks.values() if id(track) not in placed]
+        rows = [self._row(track, place < running) for place, track in enumerate(known[: wire.MAX_IN_FLIGHT])]
+        return rows, len(known) - len(rows)
+
+    def _row(self, track: Track, running: bool) -> FlightRecord:
+        request = track.request
+        return FlightRecord(
+            request_id=printable(request.request_id)[:_MOST_CHARS] or "unnamed",
+            arrival_s=track.arrival_s,
+            scheduled_s=track.scheduled_s,
+            first_token_s=track.first_s if track.first >= 0 else None,
+            last_token_s=self._clock.latest_s(track),
+            prompt_tokens=request.num_prompt_tokens,
+            cached_tokens=track.cached,
+            computed_tokens=request.num_computed_tokens if running else 0,
+            output_tokens=request.num_output_tokens,
+            running=running,
+        )
 
     def close_all(self) -> None:
         """Make the records of all ended requests, for a read. From any thread; the engine's thread goes on meanwhile,

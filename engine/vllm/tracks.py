@@ -77,6 +77,17 @@ class TokenClock:
         for request_id in [name for name, track in self.streaming.items() if track.first == -2]:
             self.streaming.pop(request_id).first = -1
 
+    def latest_s(self, track: Track) -> float | None:
+        """When the latest token of a request came that has not ended."""
+        if track.first < 0:
+            return None
+        latest, missed = self._base + len(self.ends_s) - 1, track.missed or []
+        for passed in reversed(missed):
+            if passed != latest:
+                break
+            latest -= 1
+        return self.ends_s[latest - self._base]
+
     def trim(self) -> None:
         """Instants that no request needs any more go, once there are many."""
         if len(self.ends_s) <= self._trim_at:

@@ -24,6 +24,7 @@ class Endpoint(Protocol):
     def resume(self, request: wire.ResumeRequest) -> wire.PushAnswer: ...
     def steps_after(self, after: int) -> wire.StepColumns: ...
     def requests_after(self, after: int) -> wire.RequestColumns: ...
+    def in_flight(self) -> wire.FlightColumns: ...
 
     def load(self) -> None:
         """Submit requests that keep the engine busy for at least 60 steps: prompts and decodes."""
@@ -247,3 +248,47 @@ class TuningProtocolContract:
             else:
                 assert requests.gap_count[row] == 0
         assert endpoint.requests_after(requests.next).sequence == ()
+
+    def test_what_is_in_flight_is_listed_and_becomes_the_records_that_follow(self, endpoint: Endpoint) -> None:
+        assert endpoint.in_flight().request_id == ()
+        endpoint.load()
+        arrived = endpoint.in_flight()
+        assert len(arrived.request_id) == 12 and not any(arrived.output_tokens)
+        endpoint.run_steps(25)
+        flights, steps = endpoint.in_flight(), endpoint.steps_after(-1)
+        rows = [dict(zip(wire.FLIGHT_COLUMNS, row, strict=True)) for row in zip(*_flight_columns(flights), strict=True)]
+        assert flights.boot_id == endpoint.tuning_state().boot_id and flights.left_out == 0
+        assert len(set(flights.request_id)) == len(rows) == 12, "none has ended yet"
+        assert sum(flights.running) == steps.running[-1] and len(rows) - sum(flights.running) == steps.waiting[-1]
+        admitted = [row["scheduled_s"] for row in rows if row["running"]]
+        assert admitted == sorted(admitted), "running requests come by admission"
+        waiting = [row["arrival_s"] for row in rows if not row["running"]]
+        assert waiting == sorted(waiting), "then the queue"
+        for row in rows:
+            produced, known = row["output_tokens"], row["prompt_tokens"] + row["output_tokens"]
+            assert row["computed_tokens"] <= known and (row["computed_tokens"] == 0 or row["running"])
+            if produced:
+                assert row["scheduled_s"] < row["first_token_s"] <= row["last_token_s"] <= flights.now_s
+                assert row["computed_tokens"] >= known - 1, "decodes have all but their newest token"
+            else:
+                assert row["first_token_s"] is row["last_token_s"] is None
+        assert any(row["output_tokens"] > 1 for row in rows) and any(not row["running"] for row in rows)
+        assert endpoint.in_flight() == flights.model_copy(update={"now_s": endpoint.in_flight().now_s}), "a read alone"
+        endpoint.finish()
+        assert endpoint.in_flight().request_id == ()
+        requests = endpoint.requests_after(-1)
+        ended = sorted(
+            zip(requests.arrival_s, requests.prompt_tokens, requests.scheduled_s, requests.ttft_s, strict=True)
+        )
+        for (arrival_s, prompt, scheduled_s, ttft_s), row in zip(ended, sorted(rows, key=_by_arrival), strict=True):
+            assert (arrival_s, prompt) == (row["arrival_s"], row["prompt_tokens"])
+            assert row["scheduled_s"] in (None, scheduled_s)
+            assert row["first_token_s"] in (None, pytest.approx(arrival_s + ttft_s))
+
+
+def _flight_columns(flights: wire.FlightColumns) -> list[tuple[Any, ...]]:
+    return [getattr(flights, name) for name in wire.FLIGHT_COLUMNS]
+
+
+def _by_arrival(row: dict[str, Any]) -> tuple[float, int]:
+    return row["arrival_s"], row["prompt_tokens"]

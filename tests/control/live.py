@@ -179,6 +179,7 @@ class LivePort:
     script: Callable[[str], object] | None = None
     calls: list[str] = field(default_factory=list)
     pushes: list[wire.PushRequest] = field(default_factory=list)
+    tells: bool = True  # what is in flight
 
     def _scripted(self, name: str) -> object:
         self.calls.append(name)
@@ -195,6 +196,10 @@ class LivePort:
     def requests_after(self, after: int) -> wire.RequestColumns:
         self._scripted("requests")
         return self.engine.running.requests_after(after)
+
+    def in_flight(self) -> wire.FlightColumns | None:
+        self._scripted("in-flight")
+        return self.engine.running.in_flight() if self.tells else None
 
     def push(self, request: wire.PushRequest) -> wire.PushAnswer | wire.Refusal:
         answer = self._scripted("push")

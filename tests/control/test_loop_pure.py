@@ -42,10 +42,13 @@ from rooftune.tuner.control.memory import (
     traffic_of,
 )
 from rooftune.tuner.model.intervals import DRAWS
+from rooftune.tuner.observe.protocol import ProtocolReader
 from rooftune.tuner.observe.rows import RequestRows
+from rooftune.tuner.observe.window import Window
 from tests.control.cycle_records import fit
 from tests.control.doubles import MemoryStore
 from tests.control.live import Traffic as LiveTraffic
+from tests.observe.fake_port import FakePort
 
 BOOT = Setting(step_tokens=2048, max_running=64)
 ENVELOPE = Envelope((KnobBound("step_tokens", 1, 8192), KnobBound("chunk_cap_tokens", 0, 8192)))
@@ -135,10 +138,37 @@ def test_a_nan_account_is_refused() -> None:
 # --- waiting requests --------------------------------------------------------------------------
 
 
+def window(*arrivals: float, waiting: int = 0, tells: bool = True, **columns: float) -> Window:
+    """At 100 s, with these arrivals in flight."""
+    port = FakePort(now_s=100.0 - 0.01)
+    for at_s in arrivals:
+        port.flies(arrival_s=at_s, **columns)
+    if not tells:
+        port.flights = None
+    port.step(waiting=waiting, running=1)
+    return Window(60.0).add(ProtocolReader(port).read(flights=True))
+
+
 def test_requests_that_wait_beyond_the_bound_are_overdue() -> None:
-    assert overdue(waiting=50, rate_rps=4.0, ttft_bound_s=2.0) == 42.0
-    assert overdue(waiting=5, rate_rps=4.0, ttft_bound_s=2.0) == 0.0
-    assert overdue(waiting=50, rate_rps=4.0, ttft_bound_s=math.inf) == 0.0
+    """Where the engine tells no more than their number."""
+    slo = Slo((Target("ttft", 2.0, 0.9),))
+    many, few = window(waiting=50, tells=False), window(waiting=5, tells=False)
+    assert overdue(many, slo, 2.0, 4.0, 0.0) == 42.0
+    assert overdue(few, slo, 2.0, 4.0, 0.0) == overdue(many, slo, 2.0, math.nan, 0.0) == 0.0
+    assert overdue(many, slo, math.inf, 4.0, 0.0) == 0.0
+
+
+def test_where_the_requests_in_flight_are_known_exactly_those_of_the_block_are_overdue() -> None:
+    slo = Slo((Target("ttft", 2.0, 0.9),))
+    waits = window(80.0, 95.0, 97.0, 98.5, 99.0, waiting=5)
+    assert overdue(waits, slo, 2.0, 4.0, 0.0) == 3.0
+    assert overdue(waits, slo, 2.0, 4.0, 90.0, 97.0) == 1.0, "the block of one arrival"
+    assert overdue(waits, slo, math.inf, 4.0, 0.0) == 0.0
+    late = window(90.0, 95.0, scheduled_s=96.0, first_token_s=96.5, last_token_s=96.5, output_tokens=1)
+    assert overdue(late, slo, 2.0, 4.0, 0.0) == 1.0, "its first token came too late"
+    assert overdue(late, Slo((Target("queue", 2.0, 0.9),)), 2.0, 4.0, 0.0) == 1.0
+    assert overdue(late, Slo((Target("gap", 0.1, 0.9),)), 2.0, 4.0, 0.0) == 0.0, "no target on the wait"
+    assert overdue(waits, Slo((Target("gap", 0.1, 0.9),)), 2.0, 4.0, 0.0) == 3.0, "but nothing came yet"
 
 
 # --- what trials teach -------------------------------------------------------------------------

@@ -31,7 +31,7 @@ class EngineEndpoint:
     def __init__(self) -> None:
         self.engine, self.clock, self.runner = engine(Setting(step_tokens=64, max_running=8), kv_blocks=400)
         self.callers = Callers(self.engine)
-        for name in ("tuning_state", "push", "revert", "resume", "steps_after", "requests_after"):
+        for name in ("tuning_state", "push", "revert", "resume", "steps_after", "requests_after", "in_flight"):
             setattr(self, name, getattr(self.engine, name))
 
     def load(self) -> None:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 TOKEN = "the-tuning-token-0123456789"
 AUTH = {"Authorization": f"Bearer {TOKEN}"}
-READS = ["/state", "/steps", "/requests", "/openapi.json"]
+READS = ["/state", "/steps", "/requests", "/in-flight", "/openapi.json"]
 WRITES = [("PUT", "/knobs"), ("DELETE", "/lease"), ("POST", "/resume")]
 
 
@@ -170,7 +170,7 @@ def test_with_a_token_every_route_needs_it(server: Live, token_file: Path) -> No
         for method, path in [*(("GET", path) for path in READS), *WRITES]:
             answer = call(server, method, path, wish(), headers)
             assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
-    assert [call(server, "GET", path).status_code for path in READS] == [200] * 4
+    assert [call(server, "GET", path).status_code for path in READS] == [200] * 5
     token_file.write_text("rotated-token-0123456789")
     assert call(server, "GET", "/state").status_code == 401
     assert call(server, "GET", "/state", None, {"Authorization": "Bearer rotated-token-0123456789"}).status_code == 200
@@ -183,7 +183,7 @@ def test_without_a_token_the_public_port_has_no_tuning_routes_and_the_private_on
         for method, path in [*(("GET", path) for path in READS), *WRITES]:
             assert call(server, method, path, wish(), {}).status_code == 404
         private = f"{server.private}/tuning/v1"
-        assert [HTTP.get(private + path).status_code for path in READS] == [200] * 4
+        assert [HTTP.get(private + path).status_code for path in READS] == [200] * 5
         for method, path in WRITES:
             answer = HTTP.request(method, private + path, content=json.dumps(wish()).encode(), headers=AUTH)
             assert (answer.status_code, answer.json()["error"]["code"]) == (403, "read_only")
@@ -215,7 +215,7 @@ def test_a_push_under_load_is_in_force_in_the_step_it_names(token_file: Path) ->
 def test_openapi_describes_every_route_and_resolves(server: Live) -> None:
     page = call(server, "GET", "/openapi.json").json()
     described = {(method.upper(), path) for path, methods in page["paths"].items() for method in methods}
-    assert described == {("GET", f"/tuning/v1{path}") for path in READS[:3]} | {
+    assert described == {("GET", f"/tuning/v1{path}") for path in READS[:4]} | {
         (method, f"/tuning/v1{path}") for method, path in WRITES
     }
     schemas = page["components"]["schemas"]
@@ -231,8 +231,11 @@ def test_openapi_describes_every_route_and_resolves(server: Live) -> None:
 
 def test_openapi_declares_every_answer_and_its_schema(server: Live) -> None:
     page = call(server, "GET", "/openapi.json").json()
-    requests = [("GET", path, None, AUTH) for path in ("/state", "/steps", "/requests", "/steps?after=x", "/state?x=1")]
-    requests += [(method, path, None, {}) for method, path in [*WRITES, *(("GET", path) for path in READS[:3])]]
+    requests = [
+        ("GET", path, None, AUTH)
+        for path in ("/state", "/steps", "/requests", "/in-flight", "/steps?after=x", "/in-flight?x=1")
+    ]
+    requests += [(method, path, None, {}) for method, path in [*WRITES, *(("GET", path) for path in READS[:4])]]
     requests += [("PUT", "/knobs", body, AUTH) for body, _, _ in REFUSED]
     requests += [("PUT", "/knobs", wish(), AUTH), ("PUT", "/knobs", wish(1, actor="another"), AUTH)]
     requests += [("DELETE", "/lease", None, AUTH), ("POST", "/resume", {"actor": "a", "reason": "b"}, AUTH)]

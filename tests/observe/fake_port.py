@@ -17,6 +17,10 @@ _REQUEST: dict[str, Any] = {
     "arrival_s": 0.0, "scheduled_s": 0.0, "ttft_s": 0.01, "finish_s": 0.02, "prompt_tokens": 10, "cached_tokens": 0,
     "output_tokens": 2, "gap_count": 1, "longest_gap_s": 0.01, "preemptions": 0, "ended": "finished",
 }  # fmt: skip
+_FLIGHT: dict[str, Any] = {
+    "scheduled_s": None, "first_token_s": None, "last_token_s": None, "prompt_tokens": 10, "cached_tokens": 0,
+    "computed_tokens": 0, "output_tokens": 0, "running": False,
+}  # fmt: skip
 
 
 @dataclass
@@ -34,6 +38,8 @@ class FakePort:
     revision: int = 0
     steps: list[dict[str, Any]] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
+    flights: list[dict[str, Any]] | None = None
+    left_out: int = 0
     bounds_s: tuple[float, ...] = (0.03,)
     before: Callable[[str], None] = lambda name: None
     received: list[str] = field(default_factory=list)
@@ -54,6 +60,11 @@ class FakePort:
             _REQUEST | {"arrival_s": arrival_s, "scheduled_s": arrival_s, "finish_s": self.now_s} | columns
         )
 
+    def flies(self, **columns: object) -> None:
+        """A request in flight, by default waiting since now."""
+        row = _FLIGHT | {"request_id": str(len(self.flights or ())), "arrival_s": self.now_s} | columns
+        self.flights = [*(self.flights or ()), row]
+
     def restart(self, boot_id: str) -> None:
         self.boot_id, self.begun, self.steps, self.requests, self.now_s = boot_id, 0, [], [], 1.0
 
@@ -70,6 +81,15 @@ class FakePort:
         page = self._page(after, "sequence", self.requests, _REQUEST)
         over = tuple(tuple(0 for _ in page["sequence"]) for _ in self.bounds_s)
         return wire.RequestColumns.model_validate(page | {"gap_bounds_s": self.bounds_s, "gap_over": over})
+
+    def in_flight(self) -> wire.FlightColumns | None:
+        self._ask("in-flight")
+        if self.flights is None:
+            return None
+        columns = {name: tuple(row[name] for row in self.flights) for name in wire.FLIGHT_COLUMNS}
+        return wire.FlightColumns.model_validate(
+            {"boot_id": self.boot_id, "now_s": self.now_s, "left_out": self.left_out} | columns
+        )
 
     def push(self, request: wire.PushRequest) -> wire.PushAnswer:
         raise NotImplementedError

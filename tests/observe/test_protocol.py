@@ -3,6 +3,7 @@
 import math
 import random
 
+import numpy as np
 import pytest
 
 from rooftune.policies.errors import InputError
@@ -292,3 +293,31 @@ def test_a_request_without_an_end_instant_counts_as_ended() -> None:
 def test_max_pages_below_one_is_refused() -> None:
     with pytest.raises(InputError, match="max_pages"):
         reader(FakePort(), 0)
+
+
+def test_what_is_in_flight_is_asked_for_while_something_waits_or_is_wanted() -> None:
+    port = FakePort()
+    reader = ProtocolReader(port)
+    assert reader.read(flights=True).in_flight is None and "in-flight" not in port.received, "nothing is there"
+    port.step(running=1)
+    port.flies(running=True, computed_tokens=4)
+    assert reader.read().in_flight is None and "in-flight" not in port.received
+    found = reader.read(flights=True).in_flight
+    assert found is not None and found.running.tolist() == [True] and found.computed_tokens.tolist() == [4]
+    port.step(running=1, waiting=1)
+    port.flies()
+    found = reader.read().in_flight
+    assert found is not None and found.request_id.tolist() == ["0", "1"] and np.isnan(found.scheduled_s).all()
+
+
+def test_a_list_of_another_start_or_with_rows_left_out_is_not_used() -> None:
+    port = FakePort()
+    reader = ProtocolReader(port)
+    port.step(running=1, waiting=1)
+    port.flies()
+    port.left_out = 1
+    assert reader.read().in_flight is None
+    port.left_out = 0
+    port.step(running=1, waiting=1)
+    port.before = lambda name: setattr(port, "boot_id", "second") if name == "in-flight" else None
+    assert reader.read().in_flight is None

@@ -114,18 +114,22 @@ def test_a_wrong_token_and_an_engine_without_one(token: Path, tmp_path: Path) ->
 def test_a_step_that_hangs_is_seen_as_stale_and_a_stopped_engine_as_unreachable(token: Path) -> None:
     runner = LetterRunner()
     with live(runner=runner, tuning_token=token) as server:
-        reader = ProtocolReader(HttpPort(server.public, token, PATIENT))
+        port = HttpPort(server.public, token, PATIENT)
+        reader = ProtocolReader(port)
         complete(server, 10, 3)
         assert soon(lambda: not reader.read().busy)
         runner.gate.clear()
         thread = threading.Thread(target=complete, args=(server, 10, 3))
         thread.start()
         assert soon(lambda: reader.read().busy)
+        assert port.in_flight() is None, "the step does not end"
         ages = [reader.read().metrics_age_s for _ in range(3)]
         assert 0.0 <= ages[0] < ages[1] < ages[2]
         runner.gate.set()
         thread.join()
         assert soon(lambda: reader.read().metrics_age_s == 0.0)
+        flights = port.in_flight()
+        assert flights is not None and flights.request_id == ()
     with pytest.raises(PortError) as caught:
         reader.read()
     assert caught.value.fault is PortFault.UNREACHABLE
@@ -149,6 +153,10 @@ class EnginePort:
     def requests_after(self, after: int) -> wire.RequestColumns:
         page = self.engine.requests_after(after).model_dump_json().encode()
         return wire.parse(wire.RequestColumns, page, wire.MAX_ANSWER_BYTES)
+
+    def in_flight(self) -> wire.FlightColumns | None:
+        page = self.engine.in_flight().model_dump_json().encode()
+        return wire.parse(wire.FlightColumns, page, wire.MAX_ANSWER_BYTES)
 
     def push(self, request: wire.PushRequest) -> wire.PushAnswer | wire.Refusal:
         return self.engine.push(request)

@@ -16,6 +16,7 @@ from rooftune.policies.wire import (
     MAX_BODY_BYTES,
     REFUSAL_STATUS,
     SCHEMAS,
+    FlightColumns,
     Knobs,
     KnobState,
     PushRequest,
@@ -295,6 +296,44 @@ def test_every_refusal_has_a_status_and_a_body():
         ("step_tokens", 9000.0, "maximum", 8192.0),
         ("pass_over_max_s", None, "kind", None),
     ]
+
+
+def flights(**change):
+    columns = {
+        "request_id": ["a", "b"], "arrival_s": [1.0, 2.0], "scheduled_s": [1.5, None], "first_token_s": [None, None],
+        "last_token_s": [None, None], "prompt_tokens": [9, 8], "cached_tokens": [0, 0], "computed_tokens": [4, 0],
+        "output_tokens": [0, 0], "running": [True, False],
+    }  # fmt: skip
+    return {"boot_id": "b", "now_s": 3.0, "left_out": 7} | columns | change
+
+
+def test_requests_in_flight_survive_a_round_trip_with_and_without_hashes():
+    for change in ({}, {"block_hashes": [["0123456789abcdef"], []]}):
+        found = parse(FlightColumns, body(flights(**change)))
+        assert parse(FlightColumns, found.model_dump_json().encode()) == found and found.left_out == 7
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"running": [False, True]},
+        {"running": [True]},
+        {"running": [1, 0]},
+        {"request_id": ["a", ""]},
+        {"request_id": ["a", "b" * 201]},
+        {"request_id": ["a", "b\n"]},
+        {"arrival_s": [1.0, None]},
+        {"prompt_tokens": [9, -1]},
+        {"left_out": -1},
+        {"block_hashes": [["0123456789abcdef"]]},
+        {"block_hashes": [["0123"], []]},
+        {"block_hashes": [["0123456789abcdef"] * 33, []]},
+        {name: [value[0]] * 4001 for name, value in flights().items() if isinstance(value, list)},
+    ],
+)
+def test_inconsistent_requests_in_flight_are_refused(change):
+    with pytest.raises(InputError):
+        parse(FlightColumns, body(flights(**change)))
 
 
 def test_schemas_are_exported_and_closed():

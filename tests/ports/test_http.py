@@ -140,6 +140,23 @@ def test_rows_from_another_position_are_garbage() -> None:
         assert server.received[0][0].startswith("GET /tuning/v1/requests?after=4 ")
 
 
+NOTHING: dict[str, tuple[object, ...]] = dict.fromkeys(wire.FLIGHT_COLUMNS, ())
+FLIGHTS = wire.FlightColumns.model_validate({"boot_id": "b", "now_s": 1.0, "left_out": 3} | NOTHING)
+
+
+def test_an_engine_that_does_not_tell_what_is_in_flight_is_used_without() -> None:
+    with scripted(message(FLIGHTS)) as server:
+        assert HttpPort(server.url).in_flight() == FLIGHTS
+        assert server.received[0][0].startswith("GET /tuning/v1/in-flight ")
+    for untold in (answer(404, b"{}"), answer(503, b"busy"), answer(500, b"")):
+        with scripted(untold) as server:
+            assert HttpPort(server.url).in_flight() is None
+    with scripted(lambda connection: server.gate.wait(5) and None) as server:
+        assert HttpPort(server.url, timeouts=Timeouts(1.0, 0.2)).in_flight() is None
+    assert fault_of(answer(401, b""), ask=lambda port: port.in_flight()) == PortFault.UNAUTHORIZED
+    assert fault_of(answer(200, b"{}"), ask=lambda port: port.in_flight()) == PortFault.GARBAGE
+
+
 def test_a_refused_connection_is_unreachable() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

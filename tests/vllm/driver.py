@@ -161,6 +161,9 @@ def answer(turned, command):
         if what == "requests":
             hook.recorder.close_all()
         return read(hook.desk, what, body or -1)
+    if what == "in-flight":
+        found = hook.in_flight()
+        return "null" if found is None else hook.desk.in_flight(found).model_dump_json()
     if what == "load":
         chance = random.Random(4)
         first = turned.added

@@ -71,6 +71,9 @@ class DriverEndpoint:
     def requests_after(self, after: int) -> wire.RequestColumns:
         return wire.parse(wire.RequestColumns, self.driver.ask("requests", after).encode(), wire.MAX_ANSWER_BYTES)
 
+    def in_flight(self) -> wire.FlightColumns:
+        return wire.parse(wire.FlightColumns, self.driver.ask("in-flight").encode(), wire.MAX_ANSWER_BYTES)
+
     def load(self) -> None:
         self.driver.ask("load")
 

@@ -112,6 +112,9 @@ class Server:
         answer = self.call("GET", "/requests", params={"after": after})
         return wire.parse(wire.RequestColumns, answer.content, wire.MAX_ANSWER_BYTES)
 
+    def in_flight(self) -> wire.FlightColumns:
+        return wire.parse(wire.FlightColumns, self.call("GET", "/in-flight").content, wire.MAX_ANSWER_BYTES)
+
     # --- load ---
 
     def complete(self, prompt: Sequence[int], tokens: int, **more: Any) -> list[int]:

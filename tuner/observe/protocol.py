@@ -9,7 +9,7 @@ import numpy as np
 
 from rooftune.policies import wire
 from rooftune.policies.errors import bad_value
-from rooftune.tuner.observe.rows import FloatArray, RequestRows, StepRows
+from rooftune.tuner.observe.rows import FlightRows, FloatArray, RequestRows, StepRows
 
 MAX_PAGES = 64  # of each kind in one read
 _STARTS = 3  # starts of the engine that one read tries to follow
@@ -26,6 +26,8 @@ class Source(Protocol):
 
     def requests_after(self, after: int) -> wire.RequestColumns: ...
 
+    def in_flight(self) -> wire.FlightColumns | None: ...
+
 
 @dataclass(frozen=True, eq=False)
 class Reading:
@@ -36,6 +38,7 @@ class Reading:
     the engine restarted since the last read, so all rows are from after the restart. behind: there are more rows
     than one read fetches; read again. in_system: requests running and waiting, of those that the newest step knew and
     at least 1 while a step is in flight. busy: in_system is above 0.
+    in_flight: what has not ended, read after the rows; None: not asked for, or not known.
     metrics_age_s: for how long the engine has had something to do without a step coming to its end: 0 when it has
     nothing to do, NaN when that cannot be told.
     """
@@ -51,6 +54,7 @@ class Reading:
     in_system: int
     busy: bool
     metrics_age_s: float
+    in_flight: FlightRows | None = None
 
     @property
     def boot_id(self) -> str:
@@ -140,9 +144,10 @@ class ProtocolReader:
         self._source, self._max_pages = source, max_pages
         self._place: _Place | None = None
 
-    def read(self) -> Reading:
+    def read(self, flights: bool = False) -> Reading:
         """The state and all rows since the last read; raises what the source raises (a port: PortError) and no more.
 
+        flights: whether to ask for the requests in flight also when none waits; while there are none nobody is asked.
         An engine that keeps restarting while it is read gives a reading without rows.
         """
         for _ in range(_STARTS):
@@ -154,7 +159,7 @@ class ProtocolReader:
                 requests = self._pages(self._source.requests_after, place.requests, state, _all_requests)
             except _Restarted:
                 continue
-            return self._reading(state, place, steps, requests)
+            return self._with_flights(self._reading(state, place, steps, requests), flights)
         return self._reading(state, _Place(state.boot_id), ([], False), ([], False))
 
     def _reading(
@@ -182,6 +187,13 @@ class ProtocolReader:
             busy=place.busy,
             metrics_age_s=place.age_s,
         )
+
+    def _with_flights(self, reading: Reading, wanted: bool) -> Reading:
+        waits = len(reading.steps) > 0 and bool(reading.steps.waiting[-1] > 0)
+        page = self._source.in_flight() if reading.busy and (wanted or waits) else None
+        if page is None or page.boot_id != reading.boot_id:
+            return reading
+        return replace(reading, in_flight=FlightRows.from_wire(page))
 
     def _pages(
         self, ask: Callable[[int], C], after: int, state: wire.State, enough: Callable[[C, wire.State], bool]

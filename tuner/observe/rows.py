@@ -18,6 +18,7 @@ from rooftune.tuner.model.samples import COLUMNS, StepSamples
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
+NameArray = npt.NDArray[np.str_]
 
 FINISHED, FAILED, ABORTED = 0, 1, 2
 _ENDS = {"finished": FINISHED, "failed": FAILED, "aborted": ABORTED}
@@ -121,7 +122,22 @@ class RequestRows(Rows, wire.Request[IntArray, FloatArray, FloatArray, IntArray]
         )
 
 
-def _arrays(record: type[Any], pages: Sequence[wire.Columns]) -> dict[str, npt.NDArray[Any]]:
+@dataclass(frozen=True, eq=False)
+class FlightRows(Rows, wire.Flight[NameArray, IntArray, FloatArray, FloatArray, BoolArray]):
+    """Requests that had not ended at ``now_s``, shape (n,) each: running ones by admission, then the queue."""
+
+    now_s: float
+
+    def __len__(self) -> int:
+        return len(self.request_id)
+
+    @classmethod
+    def from_wire(cls, page: wire.FlightColumns) -> "FlightRows | None":
+        """None when some are left out: who they are is not known."""
+        return None if page.left_out else cls(**_arrays(wire.Flight, [page]), now_s=page.now_s)
+
+
+def _arrays(record: type[Any], pages: Sequence[wire.Message]) -> dict[str, npt.NDArray[Any]]:
     """The columns of a record by name."""
     return {
         one.name: _array([value for page in pages for value in getattr(page, one.name)], one.type)
@@ -129,7 +145,10 @@ def _arrays(record: type[Any], pages: Sequence[wire.Columns]) -> dict[str, npt.N
     }
 
 
+_DTYPES = {wire.Whole: np.int64, wire.End: np.int64, wire.Name: np.str_, wire.Flag: np.bool_}
+
+
 def _array(values: list[Any], kind: Any) -> npt.NDArray[Any]:
     if kind is wire.End:
         values = [_ENDS[word] for word in values]
-    return np.array(values, dtype=np.int64 if kind in (wire.Whole, wire.End) else np.float64)  # None becomes NaN
+    return np.array(values, dtype=_DTYPES.get(kind, np.float64))  # None becomes NaN

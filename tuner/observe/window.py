@@ -11,7 +11,7 @@ import numpy as np
 
 from rooftune.policies.errors import bad_value
 from rooftune.tuner.observe.protocol import Reading
-from rooftune.tuner.observe.rows import FINISHED, BoolArray, FloatArray, RequestRows, StepRows
+from rooftune.tuner.observe.rows import FINISHED, BoolArray, FlightRows, FloatArray, RequestRows, StepRows
 
 MOST_STEPS = 60_000
 MOST_REQUESTS = 20_000
@@ -24,7 +24,7 @@ class Window:
     boot_id: of the engine whose rows these are, None before the first reading. now_s: of the latest reading.
     complete_from_s: every request that arrived from then on and has ended is here. steps_from_s: every step that
     began from then on is here. lost_steps, lost_requests: rows that came too late to be read, since this start of the
-    engine and without those before the first reading.
+    engine and without those before the first reading. in_flight: what had not ended then, None when not known.
     """
 
     span_s: float
@@ -39,6 +39,7 @@ class Window:
     lost_steps: int = 0
     lost_requests: int = 0
     in_system: int = 0
+    in_flight: FlightRows | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 < self.span_s < math.inf:
@@ -78,6 +79,7 @@ class Window:
             lost_steps=before.lost_steps + (0 if reading.first else reading.lost_steps),
             lost_requests=before.lost_requests + (0 if reading.first else reading.lost_requests),
             in_system=reading.in_system,
+            in_flight=reading.in_flight,
         )
 
     def fresh(self) -> "Window":
@@ -104,9 +106,11 @@ class Window:
     def demand(self, start_s: float = -math.inf) -> RequestRows:
         """Finished requests that arrived from start_s on, by arrival: all of them, as far as can be known.
 
-        From ``complete_from_s`` at the earliest, to ``settled`` with half of the window given away at most.
+        From ``complete_from_s`` at the earliest, to ``settled`` with half of the window given away at most; to the end
+        where those that have not ended are known, too.
         """
-        until_s = settled(self.requests, self.now_s, self.in_system, self.span_s / 2.0)
+        known = self.in_flight is not None
+        until_s = math.inf if known else settled(self.requests, self.now_s, self.in_system, self.span_s / 2.0)
         return arrived_between(self.requests, max(start_s, self.complete_from_s), until_s)
 
 

@@ -26,6 +26,8 @@ _FAULTS = {
     405: _NOT_HERE,
 }
 
+_UNTOLD = (PortFault.NO_PROTOCOL, PortFault.TIMEOUT, PortFault.SERVER_ERROR)
+
 M = TypeVar("M", bound=wire.Message)
 R = TypeVar("R", wire.StepColumns, wire.RequestColumns)
 
@@ -61,6 +63,15 @@ class HttpPort:
 
     def requests_after(self, after: int) -> wire.RequestColumns:
         return self._rows(wire.RequestColumns, "requests", after)
+
+    def in_flight(self) -> wire.FlightColumns | None:
+        """An engine of the release before answers 404; one in a long step does not answer in time."""
+        try:
+            return self._read(wire.FlightColumns, f"{PREFIX}/in-flight")
+        except PortError as error:
+            if error.fault in _UNTOLD:
+                return None
+            raise
 
     def push(self, request: wire.PushRequest) -> wire.PushAnswer | wire.Refusal:
         return self._change("PUT", f"{PREFIX}/knobs", request)

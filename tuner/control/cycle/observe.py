@@ -107,7 +107,7 @@ class Seen:
     def overdue(self) -> float:
         """Waiting requests that must have waited longer than ``wait_bound_s``: missed, though not ended."""
         rate_rps = len(self.requests) / self.span_s if self.span_s > 0.0 else math.nan
-        return overdue(waiting_at(self.window, self.now_s), rate_rps, wait_bound_s(self.slo, self.verify_s))
+        return overdue(self.window, self.slo, wait_bound_s(self.slo, self.verify_s), rate_rps, self.from_s)
 
     @cached_property
     def ceiling_tokens(self) -> int | None:
@@ -155,11 +155,21 @@ class Seen:
         return bool(self.reading.steps.preemptions.sum() > 0)
 
 
-def overdue(waiting: float, rate_rps: float, ttft_bound_s: float) -> float:
-    """Waiting requests beyond those that arrive within the bound: they waited longer. 0 without a finite bound."""
-    if not (math.isfinite(ttft_bound_s) and math.isfinite(rate_rps)):
+def overdue(window: Window, slo: Slo, wait_s: float, rate_rps: float, start_s: float, end_s: float = math.inf) -> float:
+    """Requests that have not ended and waited longer than ``wait_s``, whatever comes: of those that arrived within
+    start_s <= arrival < end_s where the engine tells; else, of all that wait, those beyond what arrives at ``rate_rps``
+    within the bound. 0 without a finite bound."""
+    if not math.isfinite(wait_s):
         return 0.0
-    return max(0.0, waiting - rate_rps * ttft_bound_s)
+    flights = window.in_flight
+    if flights is None:
+        return max(0.0, waiting_at(window, window.now_s) - rate_rps * wait_s) if math.isfinite(rate_rps) else 0.0
+    metrics = {target.metric for target in slo.targets}
+    reached_s = flights.scheduled_s if "queue" in metrics and "ttft" not in metrics else flights.first_token_s
+    late = np.where(np.isnan(reached_s), flights.now_s, reached_s) - flights.arrival_s > wait_s
+    if not metrics & {"ttft", "queue"}:
+        late &= np.isnan(reached_s)  # without a target on it, a first token that came late is no miss
+    return float(np.sum(late & (flights.arrival_s >= start_s) & (flights.arrival_s < end_s)))
 
 
 def wait_bound_s(slo: Slo, verify_s: float) -> float:

@@ -83,7 +83,7 @@ class Observer:
 
     def look(self, draft: Draft) -> CycleView:
         """Reads and judges the state. Raises PortError, StoreError, and InputError for invalid rows, which it drops."""
-        reading = self._reader.read()
+        reading = self._reader.read(flights=self._options.live)
         self._window = self._window.add(reading)
         try:
             return self._look(reading, draft)

@@ -15,7 +15,7 @@ from rooftune.policies.step_time import StepModel
 from rooftune.tuner.control.cycle.book import Book
 from rooftune.tuner.control.cycle.draft import Draft
 from rooftune.tuner.control.cycle.fit import Learner
-from rooftune.tuner.control.cycle.observe import Seen, in_flight, overdue, wait_bound_s, waiting_at
+from rooftune.tuner.control.cycle.observe import Seen, in_flight, overdue, wait_bound_s
 from rooftune.tuner.control.cycle.observer import CycleView
 from rooftune.tuner.control.cycle.verify import PACE_RATIO, pace
 from rooftune.tuner.control.figures import judged
@@ -153,7 +153,7 @@ def block_of(seen: Seen, from_s: float) -> Block:
     arrived = max(0, int(inside.sum()) + in_flight(window, now_s) - in_flight(window, from_s))
     rows = judged(window.requests.select(inside & (window.requests.arrival_s >= seen.since_s)))
     met = float(np.sum(good(rows.outcomes(), seen.slo))) if len(rows) else 0.0
-    late = overdue(waiting_at(window, now_s), arrived / span_s, wait_bound_s(seen.slo, seen.verify_s))
+    late = overdue(window, seen.slo, wait_bound_s(seen.slo, seen.verify_s), arrived / span_s, seen.since_s)
     steps = window.steps.select((window.steps.start_s >= from_s) & (window.steps.end_s <= now_s))
     took_s = float(steps.duration_s.sum())
     waiting = float((steps.waiting * steps.duration_s).sum()) / took_s if took_s > 0.0 else float(window.in_system)

@@ -24,7 +24,6 @@ from rooftune.tuner.control.cycle.observe import (
     overdue,
     storming,
     wait_bound_s,
-    waiting_at,
 )
 from rooftune.tuner.control.figures import judged
 from rooftune.tuner.control.memory import Row, Trial
@@ -79,9 +78,10 @@ def tally(
     kept = judged(rows)
     ended = window.requests.finish_s
     left = int(((ended > from_s) & (ended <= end_s)).sum()) + in_flight(window, end_s) - in_flight(window, from_s)
-    undecided = max(0, left - len(rows))
     rate_rps = max(left, 0) / (end_s - from_s) if end_s > from_s else math.nan
-    missed = min(float(undecided), overdue(waiting_at(window, window.now_s), rate_rps, wait_s))
+    missed = overdue(window, slo, wait_s, rate_rps, from_s, end_s)
+    if window.in_flight is None:
+        missed = min(max(0.0, left - len(rows)), missed)
     return float(good(kept.outcomes(), slo).sum()), len(kept) + missed
 
 
