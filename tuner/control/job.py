@@ -60,17 +60,19 @@ class Limits:
 
 
 class WindowPart(Part):
-    """The window's finished requests by arrival, as columns; instants in seconds since the window's start.
+    """The window's requests by arrival, as columns; instants in seconds since the window's start.
 
     Those that arrived before it, below 0 s, were in the engine when it began. scheduled_s: first scheduling, or the
     arrival where the engine does not tell. longest_gap_s: 0 for requests without gaps. gap_over: a row of counts for
-    each of gap_bounds_s.
+    each of gap_bounds_s. produced_tokens: output so far; empty: all have ended. A request with less than its
+    output_tokens has not: these are assumed, finish_s is the instant of its latest token, and an instant that it has
+    not reached is null.
     """
 
     arrival_s: tuple[float, ...]
-    scheduled_s: tuple[float, ...]
-    ttft_s: tuple[float, ...]
-    finish_s: tuple[float, ...]
+    scheduled_s: tuple[float | None, ...]
+    ttft_s: tuple[float | None, ...]
+    finish_s: tuple[float | None, ...]
     longest_gap_s: tuple[float, ...]
     prompt_tokens: tuple[Some, ...]
     cached_tokens: tuple[Count, ...]
@@ -78,6 +80,7 @@ class WindowPart(Part):
     gap_count: tuple[Count, ...]
     gap_bounds_s: tuple[float, ...] = ()
     gap_over: tuple[tuple[Count, ...], ...] = ()
+    produced_tokens: tuple[Count, ...] = ()
 
 
 class Job(Part):

@@ -19,7 +19,7 @@ from rooftune.tuner.control.memory import Kept, Memory, Traffic, Trial, setting_
 from rooftune.tuner.control.outcome import SignalPart
 from rooftune.tuner.control.signals.budget import observed_ceiling_tokens
 from rooftune.tuner.observe.protocol import Reading
-from rooftune.tuner.observe.rows import ABORTED, RequestRows
+from rooftune.tuner.observe.rows import ABORTED, FloatArray, RequestRows
 from rooftune.tuner.observe.window import Window
 
 # An abort storm: beyond this share and number of aborts a window says more about its clients than about the engine.
@@ -85,6 +85,15 @@ class Seen:
     def demand(self) -> RequestRows:
         """Finished requests of the same time that a twin may replay; see ``Window.demand``."""
         return self.window.demand(self.from_s)
+
+    @cached_property
+    def arrivals_s(self) -> FloatArray:
+        """Of ``demand`` and of what arrived in that time and has not ended, where that is known; ascending."""
+        flights = self.window.in_flight
+        if flights is None or not len(self.demand):  # without one that has ended, nothing could be compared
+            return self.demand.arrival_s
+        later_s = flights.arrival_s[flights.arrival_s >= self.from_s]
+        return np.sort(np.concatenate([self.demand.arrival_s, later_s]))
 
     @cached_property
     def traffic(self) -> Traffic | None:

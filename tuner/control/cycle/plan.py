@@ -169,8 +169,8 @@ class Planner:
                     "could be judged: lengthen cadence.verify_s"
                 )
             elif why is Reason.TOO_LITTLE_DATA:
-                seen, needed = len(view.seen.demand), self._options.search_requests
-                draft.note(f"a search needs {needed - seen} more finished requests: {seen} of {needed}")
+                seen, needed = len(view.seen.arrivals_s), self._options.search_requests
+                draft.note(f"a search needs {needed - seen} more requests: {seen} of {needed}")
             return Found(None, why)
         if self._learner.model is None or self._learner.drift is not None:
             draft.note(self._refused or "no step model yet: it needs more steps of different sizes")
@@ -246,7 +246,7 @@ class Planner:
             return view.freeze
         if seen.hidden_pool_fills:
             return Reason.KV_BOUND
-        if len(seen.demand) < self._options.search_requests or not self._judgeable(view):
+        if len(seen.arrivals_s) < self._options.search_requests or not self._judgeable(view):
             return Reason.TOO_LITTLE_DATA
         return Reason.NO_TARGETS_MISSED if self._healthy(view) and not self._check_kept else None
 

@@ -4,8 +4,6 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from rooftune.policies.envelope import FOLLOWERS, canonical
 from rooftune.policies.errors import InputError
 from rooftune.policies.guard import Reason
@@ -18,7 +16,7 @@ from rooftune.tuner.control.job import Job, SearchAnswer
 from rooftune.tuner.control.memory import Bounds, Traffic, Tried, Trust, alike, region, setting_of
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.outcome import Carries, FitPart, LoadPart
-from rooftune.tuner.control.searcher.window import window_part
+from rooftune.tuner.control.searcher.window import window_part, with_unended
 from rooftune.tuner.model.intervals import model_draws
 from rooftune.tuner.observe.rows import RequestRows
 from rooftune.tuner.search.lessons import LiveResult
@@ -99,14 +97,13 @@ def make_job(
     The best setting under the accepted fit must also hold under other models within its intervals.
     """
     model = StepModel(**fit.coefficients)
-    rows = seen.demand
-    if len(rows) > MOST_REQUESTS:
-        rows = rows.select(np.arange(len(rows) - MOST_REQUESTS, len(rows)))
-    start_s = float(rows.arrival_s[0])
-    rows = RequestRows.join([seen.window.in_flight_at(start_s), rows])
+    rows, flights = seen.demand, seen.window.in_flight
+    start_s = float(seen.arrivals_s[-MOST_REQUESTS:][0])
+    rows = RequestRows.join([seen.window.in_flight_at(start_s), rows.select(rows.arrival_s >= start_s)])
+    window = window_part(rows, start_s)
     modelled, measured = noise_pairs(model, seen.window.steps)
     return Job(
-        window=window_part(rows, start_s),
+        window=window if flights is None else with_unended(window, flights, start_s),
         engine=_engine(seen),
         model=model,
         draws=draws_of(fit, options.seed),

@@ -12,7 +12,15 @@ from rooftune.policies.outcomes import BoolArray, Outcomes
 from rooftune.policies.slo import Slo, attainment
 from rooftune.tuner.control.job import Job, SearchAnswer
 from rooftune.tuner.control.outcome import Carries, FigurePart, LoadPart, ProposalPart, TwinPart
-from rooftune.tuner.control.searcher.window import compared, noise_of, observed_of, progress_of, slo_of, traffic_of
+from rooftune.tuner.control.searcher.window import (
+    compared,
+    noise_of,
+    observed_of,
+    progress_of,
+    searched_of,
+    slo_of,
+    traffic_of,
+)
 from rooftune.tuner.model.model_file import check_step_model
 from rooftune.tuner.search.archive import Archive, TwinResult
 from rooftune.tuner.search.live import LiveProposal, Question, research
@@ -111,7 +119,7 @@ def run_job(job: Job, tell: Tell) -> SearchAnswer:
         traffic = window(traffic, progress.at_s, traffic.span_s + 1.0)
     archive = None if job.storage is None else _archive(job.storage, job.study)
     question = Question(
-        traffic=traffic,
+        traffic=searched_of(job.window),
         engine=job.engine,
         model=model,
         slo=slo,
@@ -133,7 +141,7 @@ def run_job(job: Job, tell: Tell) -> SearchAnswer:
     found = research(question, tell)
     if archive is not None:
         tell("keep", 0, 1)
-        end = TwinResult(found.best.setting, found.best.attainment, len(traffic))
+        end = TwinResult(found.best.setting, found.best.attainment, len(question.traffic))
         archive.keep(frozenset(job.bounds), end, job.live[::-1])
     return SearchAnswer(twin=twin, proposal=_proposal(found), load=_load(found.load))
 

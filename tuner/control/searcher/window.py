@@ -1,15 +1,17 @@
 """A job's values as the twin's: traffic, what was observed, and the noise of steps."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from rooftune.policies.errors import InputError
-from rooftune.policies.outcomes import BoolArray, FloatArray, Outcomes
+from rooftune.policies.outcomes import BoolArray, FloatArray, IntArray, Outcomes
 from rooftune.policies.slo import Slo
 from rooftune.tuner.control.figures import judgeable
 from rooftune.tuner.control.job import Job, WindowPart
-from rooftune.tuner.observe.rows import FINISHED, RequestRows
+from rooftune.tuner.observe.rows import FINISHED, FlightRows, RequestRows
 from rooftune.tuner.sim.noise import QUIET, StepNoise, noise_from_steps
 from rooftune.tuner.sim.progress import Progress
 from rooftune.tuner.traffic.workload import Traffic
@@ -36,20 +38,28 @@ def noise_of(job: Job, seed: int) -> StepNoise:
     return noise_from_steps(modelled[kept], measured[kept], seed=seed)
 
 
-def traffic_of(window: WindowPart) -> Traffic:
-    """The window's requests from the first arrival on (0 s), which may lie before the window."""
-    arrival_s = np.array(window.arrival_s)
+def traffic_of(window: WindowPart, from_s: float = -math.inf) -> Traffic:
+    """The window's requests from the first arrival on (0 s), which may lie before the window. from_s: without those
+    that arrived earlier, on the window's clock."""
+    rows = np.array(window.arrival_s) >= from_s
+    arrival_s = np.array(window.arrival_s)[rows]
     if not len(arrival_s):
-        raise InputError("the window holds no finished request; wait for some")
-    cached = np.minimum(np.array(window.cached_tokens, dtype=np.int64), np.array(window.prompt_tokens) - 1)
+        raise InputError("the window holds no request; wait for some")
+    prompt = np.array(window.prompt_tokens, dtype=np.int64)[rows]
     return Traffic(
         arrival_s=arrival_s - arrival_s[0],
-        prompt_tokens=np.array(window.prompt_tokens, dtype=np.int64),
-        output_tokens=np.array(window.output_tokens, dtype=np.int64),
-        cached_tokens=cached,
+        prompt_tokens=prompt,
+        output_tokens=np.array(window.output_tokens, dtype=np.int64)[rows],
+        cached_tokens=np.minimum(np.array(window.cached_tokens, dtype=np.int64)[rows], prompt - 1),
         tenant=np.zeros(len(arrival_s), dtype=np.int64),
         name="live window",
     )
+
+
+def searched_of(window: WindowPart) -> Traffic:
+    """What settings are tried on, again and again and at other rates. Where those that have not ended are known, it is
+    all that arrived in the window: with what is left of earlier arrivals the rate would look lower."""
+    return traffic_of(window, 0.0 if window.produced_tokens else -math.inf)
 
 
 def progress_of(window: WindowPart) -> Progress | None:
@@ -57,22 +67,20 @@ def progress_of(window: WindowPart) -> Progress | None:
 
     A prompt is taken to be read, and an answer to be written, evenly between the instants that are known.
     """
-    arrival_s, prompt, output = (
-        np.array(window.arrival_s),
-        np.array(window.prompt_tokens),
-        np.array(window.output_tokens),
-    )
-    count = int((arrival_s < 0.0).sum())
+    count = sum(at_s < 0.0 for at_s in window.arrival_s)
     if not count:
         return None
-    arrival_s, prompt, output = arrival_s[:count], prompt[:count], output[:count]
-    scheduled_s, finish_s = np.array(window.scheduled_s)[:count], np.array(window.finish_s)[:count]
-    cached, first_s = np.array(window.cached_tokens)[:count], arrival_s + np.array(window.ttft_s)[:count]
+    columns = (window.arrival_s, window.scheduled_s, window.ttft_s, window.finish_s)
+    arrival_s, scheduled_s, ttft_s, finish_s = (_instants(column)[:count] for column in columns)
+    prompt, cached = np.array(window.prompt_tokens)[:count], np.array(window.cached_tokens)[:count]
+    ended, output = _ended(window)[:count], np.array(window.produced_tokens or window.output_tokens)[:count]
+    first_s = arrival_s + ttft_s
     runs, decodes = scheduled_s <= 0.0, first_s <= 0.0
     read = cached + (prompt - cached) * _share(scheduled_s, first_s)
     gap_s = (finish_s - first_s) / np.maximum(output - 1, 1)
-    produced = np.where(decodes, np.minimum(1 + np.floor((output - 1) * _share(first_s, finish_s)), output - 1), 0.0)
-    produced = np.where(output > 1, np.maximum(produced, decodes), 0.0)
+    most = output - ended
+    produced = np.where(decodes, np.minimum(1 + np.floor((output - 1) * _share(first_s, finish_s)), most), 0.0)
+    produced = np.where(most > 0, np.maximum(produced, decodes), 0.0)
     decodes = produced > 0.0
     computed = np.where(decodes, prompt + produced - 1, np.where(runs, np.minimum(np.floor(read), prompt - 1), 0.0))
     order = np.lexsort((arrival_s, np.where(runs, scheduled_s, 0.0), ~runs))
@@ -91,9 +99,19 @@ def progress_of(window: WindowPart) -> Progress | None:
 
 
 def _share(from_s: FloatArray, until_s: FloatArray) -> FloatArray:
-    """How much of the time between two instants had passed at 0 s, 0..1."""
-    share: FloatArray = np.clip(-from_s / np.maximum(until_s - from_s, 1e-9), 0.0, 1.0)
+    """How much of the time between two instants had passed at 0 s, 0..1; 0 where one of them is not reached."""
+    share: FloatArray = np.nan_to_num(np.clip(-from_s / np.maximum(until_s - from_s, 1e-9), 0.0, 1.0))
     return share
+
+
+def _instants(column: Sequence[float | None]) -> FloatArray:
+    return np.array(column, dtype=np.float64)  # None becomes NaN
+
+
+def _ended(window: WindowPart) -> BoolArray:
+    produced = window.produced_tokens or window.output_tokens
+    ended: BoolArray = np.array(produced) >= np.array(window.output_tokens)
+    return ended
 
 
 def observed_of(window: WindowPart) -> Outcomes:
@@ -103,9 +121,9 @@ def observed_of(window: WindowPart) -> Outcomes:
     zero_s = arrival_s[0]
     return Outcomes(
         arrival_s=arrival_s - zero_s,
-        scheduled_s=np.array(window.scheduled_s) - zero_s,
-        first_token_s=arrival_s - zero_s + np.array(window.ttft_s),
-        finish_s=np.array(window.finish_s) - zero_s,
+        scheduled_s=_instants(window.scheduled_s) - zero_s,
+        first_token_s=arrival_s - zero_s + _instants(window.ttft_s),
+        finish_s=np.where(_ended(window), _instants(window.finish_s) - zero_s, np.nan),
         prompt_tokens=np.array(window.prompt_tokens, dtype=np.int64),
         output_tokens=np.array(window.output_tokens, dtype=np.int64),
         longest_gap_s=np.array(window.longest_gap_s),
@@ -117,16 +135,64 @@ def observed_of(window: WindowPart) -> Outcomes:
 
 
 def compared(observed: Outcomes, from_s: float) -> BoolArray:
-    """Which requests the twin is judged on: those that arrived from ``from_s`` on, but for the end of the window.
+    """Which requests the twin is judged on: those that have ended and arrived from ``from_s`` on, but for the end of
+    the window.
 
-    There requests are missing that had not finished, and those that are there are the short ones. It lasts as long as
-    nine requests in ten take, at most a quarter of the window.
+    There the requests that have finished are the short ones. It lasts as long as nine requests in ten take, at most a
+    quarter of the window.
     """
-    arrival_s: FloatArray = np.asarray(observed.arrival_s)
-    end_s = float(np.max(observed.finish_s))
-    cut_s = min(float(np.quantile(observed.finish_s - arrival_s, CUT_QUANTILE)), MOST_CUT * (end_s - from_s))
-    kept: BoolArray = (arrival_s >= from_s) & (arrival_s <= end_s - cut_s)
-    return kept if kept.any() and math.isfinite(cut_s) else np.ones(len(arrival_s), dtype=np.bool_)
+    arrival_s, ended = np.asarray(observed.arrival_s), observed.finished
+    took_s = (observed.finish_s - arrival_s)[ended]
+    end_s = float(np.max(observed.finish_s[ended], initial=-math.inf))
+    cut_s = min(float(np.quantile(took_s, CUT_QUANTILE)), MOST_CUT * (end_s - from_s)) if len(took_s) else math.nan
+    kept: BoolArray = ended & (arrival_s >= from_s) & (arrival_s <= end_s - cut_s)
+    return kept if kept.any() and math.isfinite(cut_s) else ended
+
+
+def assumed_output(produced: IntArray, finished: IntArray) -> IntArray:
+    """How long answers that have not ended will be: as long as they are, and as much more as the mean of the finished
+    ones that became longer went on; at least one token more."""
+    lengths = np.sort(finished)
+    longer = np.searchsorted(lengths, produced, side="right")
+    sums = np.concatenate([np.cumsum(lengths[::-1])[::-1], [0]])
+    more = sums[longer] / np.maximum(len(lengths) - longer, 1) - produced
+    assumed: IntArray = produced + np.maximum(np.rint(more), 1.0).astype(np.int64)
+    return assumed
+
+
+def with_unended(part: WindowPart, rows: FlightRows, start_s: float) -> WindowPart:
+    """The window with the requests that have not ended. What of a waiting prompt the cache will spare is not known: the
+    same share as of the finished ones."""
+    rows = rows.select(rows.prompt_tokens > 0)
+    finished = np.array(part.output_tokens, dtype=np.int64)
+    spared = sum(part.cached_tokens) / max(sum(part.prompt_tokens), 1)
+    waits = np.isnan(rows.scheduled_s)
+    none = (0,) * len(rows)
+    columns: dict[str, Sequence[Any]] = {
+        "arrival_s": (rows.arrival_s - start_s).tolist(),
+        "scheduled_s": _reached(rows.scheduled_s - start_s),
+        "ttft_s": _reached(rows.first_token_s - rows.arrival_s),
+        "finish_s": _reached(rows.last_token_s - start_s),
+        "longest_gap_s": (0.0,) * len(rows),
+        "prompt_tokens": rows.prompt_tokens.tolist(),
+        "cached_tokens": np.where(waits, spared * rows.prompt_tokens, rows.cached_tokens).astype(np.int64).tolist(),
+        "output_tokens": assumed_output(rows.output_tokens, finished).tolist(),
+        "gap_count": none,
+        "produced_tokens": rows.output_tokens.tolist(),
+    }
+    before = part.model_copy(update={"produced_tokens": part.output_tokens})
+    order = np.argsort([*part.arrival_s, *columns["arrival_s"]], kind="stable").tolist()
+
+    def merged(old: Sequence[Any], new: Sequence[Any]) -> tuple[Any, ...]:
+        both = [*old, *new]
+        return tuple(both[row] for row in order)
+
+    values = {name: merged(getattr(before, name), column) for name, column in columns.items()}
+    return part.model_copy(update=values | {"gap_over": tuple(merged(row, none) for row in part.gap_over)})
+
+
+def _reached(instants_s: FloatArray) -> list[float | None]:
+    return [None if math.isnan(at_s) else at_s for at_s in instants_s.tolist()]
 
 
 def window_part(rows: RequestRows, start_s: float) -> WindowPart:
