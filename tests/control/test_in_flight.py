@@ -90,7 +90,7 @@ def test_unended_requests_join_the_window_by_arrival_and_are_not_compared() -> N
     assert WindowPart.model_validate_json(part.model_dump_json()) == part
 
 
-# --- a window of which most has not ended ------------------------------------------------------
+# --- more in flight than has ended --------------------------------------------------------------
 
 SLO = Slo((Target("ttft", 2.0, 0.9), Target("longest_gap", 1.0, 0.9)))
 BOUNDS = {"step_tokens": (64.0, 512.0), "order_policy": (0.0, 2.0), "aging_s": (1.0, 60.0)}
@@ -115,12 +115,12 @@ def job_of(tells: bool) -> tuple[Job, Seen]:
 
 
 @pytest.mark.slow
-def test_an_overloaded_window_with_most_requests_unended_is_predicted_and_searched() -> None:
+def test_an_overloaded_window_with_most_requests_in_flight_is_predicted_and_searched() -> None:
     from rooftune.tuner.control.searcher.run import run_job
 
     (without, _), (job, seen) = job_of(tells=False), job_of(tells=True)
     unended = seen.window.in_flight
-    assert unended is not None and len(unended) > len(seen.demand), "most have not ended"
+    assert unended is not None and len(unended) > len(seen.demand), "more than have ended"
     inside = int((np.array(job.window.arrival_s) >= 0.0).sum())
     before, after = (run_job(one, lambda stage, done, total: None) for one in (without, job))
     engine, zero_s = overloaded(), seen.now_s

@@ -39,7 +39,7 @@ def part_of(whole: WindowPart, rows: np.ndarray, zero_s: float = 0.0) -> WindowP
     values = {
         name: tuple(getattr(whole, name)[row] for row in chosen)
         for name in WindowPart.model_fields
-        if name not in ("gap_bounds_s", "gap_over")
+        if name not in ("gap_bounds_s", "gap_over", "produced_tokens")
     }
     for name in ("arrival_s", "scheduled_s", "finish_s"):
         values[name] = tuple(value - zero_s for value in values[name])

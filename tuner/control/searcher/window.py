@@ -44,7 +44,7 @@ def traffic_of(window: WindowPart, from_s: float = -math.inf) -> Traffic:
     rows = np.array(window.arrival_s) >= from_s
     arrival_s = np.array(window.arrival_s)[rows]
     if not len(arrival_s):
-        raise InputError("the window holds no request; wait for some")
+        raise InputError("the window holds no finished request; wait for some")
     prompt = np.array(window.prompt_tokens, dtype=np.int64)[rows]
     return Traffic(
         arrival_s=arrival_s - arrival_s[0],
