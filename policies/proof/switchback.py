@@ -43,7 +43,8 @@ class Block:
 class Outcome:
     """A trial at its latest look. gain: new minus old share (-1..1), NaN before the first look.
 
-    half_width: half of the interval around it; inf while the scatter is unknown. pairs: whole pairs behind it.
+    half_width: half of the interval around it; inf while the scatter is unknown. pairs: whole pairs behind it. slope:
+    how far both follow the twin, 0..1.
     """
 
     gain: float
@@ -51,6 +52,7 @@ class Outcome:
     pairs: int
     verdict: Verdict
     looked: bool
+    slope: float = 0.0
 
 
 def schedule(seed: int) -> tuple[bool, ...]:
@@ -80,7 +82,7 @@ def judge_pairs(blocks: Sequence[Block], history: Sequence[Block]) -> Outcome:
     if not looks:
         return Outcome(math.nan, math.inf, 0, Verdict.INCONCLUSIVE, False)
     seen = blocks[: 2 * looks[-1]]
-    slope = _slope(seen, history)
+    slope = slope_of(seen, history)
     old = _shares([block for block in seen if not block.new], slope)
     new = _shares([block for block in seen if block.new], slope)
     paired = (new - old)[np.isfinite(new - old)]
@@ -94,7 +96,7 @@ def judge_pairs(blocks: Sequence[Block], history: Sequence[Block]) -> Outcome:
     verdict = Verdict.INCONCLUSIVE
     if abs(gain) > half:
         verdict = Verdict.BETTER if gain > 0.0 else Verdict.WORSE
-    return Outcome(gain, half, looks[-1], verdict, True)
+    return Outcome(gain, half, looks[-1], verdict, True, slope)
 
 
 def _scatter(seen: Sequence[Block], history: Sequence[Block], slope: float) -> tuple[float, float]:
@@ -134,7 +136,7 @@ def _steps(shares: FloatArray) -> FloatArray:
     return steps[np.isfinite(steps)]
 
 
-def _slope(blocks: Sequence[Block], history: Sequence[Block]) -> float:
+def slope_of(blocks: Sequence[Block], history: Sequence[Block]) -> float:
     """How far the share follows the twin's, by the time before the trial; 0: not at all, or not known.
 
     Fixed before the first pair, it may be wrong without any harm to the test.

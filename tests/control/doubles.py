@@ -11,7 +11,7 @@ from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo, Target
 from rooftune.policies.verify import RollbackThresholds
 from rooftune.tuner.control.cycle.loop import Controller
-from rooftune.tuner.control.job import Job, SearchAnswer, WorkerError
+from rooftune.tuner.control.job import Answer, Expected, Job, SearchAnswer, WorkerError
 from rooftune.tuner.control.memory import Trial, knobs_of
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.outcome import CycleRecord, ProposalPart, TwinPart
@@ -20,6 +20,7 @@ from rooftune.tuner.observe.protocol import ProtocolReader
 from tests.control.live import LiveClock, LiveEngine, LivePort
 
 Reply = Callable[[Job], SearchAnswer | WorkerError]
+Foretell = Callable[[Job], Answer | WorkerError]
 
 
 def answer_of(
@@ -55,39 +56,47 @@ def proposes(**parts: Any) -> Reply:
     return lambda job: answer_of(job, **parts)
 
 
+def tells_nothing(job: Job) -> Expected:
+    return Expected(shares=(None,) * len(job.expect))
+
+
 @dataclass
 class Scripted:
-    """A searcher whose answer comes after ``delay`` polls. jobs: the jobs it got."""
+    """A searcher whose answer comes after ``delay`` polls. jobs: the searches it got; asked: the questions about blocks
+    of a trial, which ``foretell`` answers."""
 
     reply: Reply
     delay: int = 1
+    foretell: Foretell = tells_nothing
     jobs: list[Job] = field(default_factory=list)
+    asked: list[Job] = field(default_factory=list)
     closed: bool = False
     _left: int = 0
-    _asked: bool = False
+    _job: Job | None = None
 
     def ask(self, job: Job) -> bool:
-        if self._asked:
+        if self.busy:
             return False
-        self.jobs.append(job)
-        self._asked, self._left = True, self.delay
+        (self.asked if job.expect else self.jobs).append(job)
+        self._job, self._left = job, self.delay
         return True
 
-    def answer(self) -> SearchAnswer | None:
-        if not self._asked:
+    def answer(self) -> Answer | None:
+        job = self._job
+        if job is None:
             return None
         self._left -= 1
         if self._left > 0:
             return None
-        self._asked = False
-        answer = self.reply(self.jobs[-1])
+        self._job = None
+        answer = self.foretell(job) if job.expect else self.reply(job)
         if isinstance(answer, WorkerError):
             raise answer
         return answer
 
     @property
     def busy(self) -> bool:
-        return self._asked
+        return self._job is not None
 
     def close(self) -> None:
         self.closed = True
@@ -219,9 +228,11 @@ class Rig:
 
     def again(self, **changes: Any) -> "Rig":
         """Another controller on the same engine and store, as after a kill."""
-        return rig(
+        made = rig(
             self.searcher.reply, engine=self.engine, clock=self.clock, store=self.store, options=self.options, **changes
         )
+        made.searcher.foretell = self.searcher.foretell
+        return made
 
 
 def rig(

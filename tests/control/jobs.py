@@ -7,7 +7,7 @@ from rooftune.policies.request import Boot, Setting
 from rooftune.policies.slo import Slo, Target
 from rooftune.policies.step_time import NAMED_MODELS, StepModel
 from rooftune.tuner.bench.search_speed import window_part_of
-from rooftune.tuner.control.job import Job, SearchAnswer, WindowPart
+from rooftune.tuner.control.job import Answer, Job, WindowPart
 from rooftune.tuner.control.searcher.child import Order, encoded, order_of
 from rooftune.tuner.sim.engine import Engine
 from rooftune.tuner.sim.twin import simulate
@@ -58,16 +58,16 @@ class InlineSearcher:
         self.waiting = job
         return True
 
-    def answer(self) -> SearchAnswer | None:
+    def answer(self) -> Answer | None:
         # Imported here, so that tests that need only the jobs do not load the twin's search.
-        from rooftune.tuner.control.searcher.run import run_job
+        from rooftune.tuner.control.searcher.run import answer_to
 
         if self.waiting is None:
             return None
         job, self.waiting = self.waiting, None
         # Encoded and decoded, as a child gets it.
         raw = encoded(Order.model_construct(number=1, job=job))
-        return run_job(order_of(raw).job, lambda stage, done, total: None)
+        return answer_to(order_of(raw).job, lambda stage, done, total: None)
 
     @property
     def busy(self) -> bool:

@@ -1,6 +1,7 @@
 """One job as the child runs it, in this process: the twin is judged first, and searched on only when it may be."""
 
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,19 +9,19 @@ import pytest
 
 from rooftune.policies.errors import InputError, RooftuneError, UnreachableError
 from rooftune.policies.request import Setting
-from rooftune.policies.slo import Slo, Target
-from rooftune.tuner.control.job import Job, SearchAnswer, WindowPart
+from rooftune.policies.slo import Slo, Target, good
+from rooftune.tuner.control.job import Expected, Job, SearchAnswer, Span, WindowPart
 from rooftune.tuner.control.memory import setting_of
 from rooftune.tuner.control.searcher import run as runner
 from rooftune.tuner.control.searcher.run import Tell, twin_part
-from rooftune.tuner.control.searcher.window import compared, observed_of, progress_of, slo_of, traffic_of
+from rooftune.tuner.control.searcher.window import block_of, compared, observed_of, progress_of, slo_of, traffic_of
 from rooftune.tuner.search import archive
 from rooftune.tuner.search.archive import Archive
 from rooftune.tuner.search.lessons import LiveResult
 from rooftune.tuner.search.live import MOST_LIVE, LiveProposal, Question, research
 from rooftune.tuner.sim.noise import noise_from_steps
 from rooftune.tuner.sim.twin import simulate
-from tests.control.jobs import BASE, BOUNDS, MODEL, TTFT, InlineSearcher, job, mix, window
+from tests.control.jobs import BASE, BOUNDS, GAP, MODEL, TTFT, InlineSearcher, job, mix, window
 
 pytestmark = pytest.mark.slow
 
@@ -29,8 +30,25 @@ def run(asked: Job) -> SearchAnswer:
     searcher = InlineSearcher()
     assert searcher.ask(asked) and searcher.busy and not searcher.ask(asked)
     found = searcher.answer()
-    assert found is not None and searcher.answer() is None and not searcher.busy
+    assert isinstance(found, SearchAnswer) and searcher.answer() is None and not searcher.busy
     return found
+
+
+def foretold(asked: Job) -> tuple[float | None, ...]:
+    searcher = InlineSearcher()
+    assert searcher.ask(asked)
+    found = searcher.answer()
+    assert isinstance(found, Expected)
+    return found.shares
+
+
+QUICK = Slo((Target("ttft", 0.5, 0.95), GAP))
+
+
+def shares_of(window: WindowPart, spans: Sequence[Span]) -> list[float]:
+    """The share of good requests that arrived in each span, as they happened."""
+    arrival_s, met = np.array(window.arrival_s), good(observed_of(window), QUICK)
+    return [float(met[(arrival_s >= from_s) & (arrival_s < until_s)].mean()) for _, from_s, until_s in spans]
 
 
 def part_of(whole: WindowPart, rows: np.ndarray, zero_s: float = 0.0) -> WindowPart:
@@ -123,6 +141,53 @@ def test_what_runs_and_waits_when_a_window_begins_is_told_by_its_instants() -> N
     assert found.produced_tokens.tolist() == [6, 0, 0] and found.computed_tokens.tolist() == [105, 100, 0]
     assert found.last_token_s[0] == 6.0 and np.isnan(found.last_token_s[1:]).all()
     assert progress_of(part.model_copy(update={"arrival_s": (0.0, 1.0, 2.0, 3.0)})) is None
+
+
+BLOCKS: tuple[Span, ...] = tuple((at_s, at_s + 5.0, at_s + 30.0) for at_s in np.arange(30.0, 240.0, 30.0).tolist())
+
+
+@pytest.mark.parametrize(("rate_rps", "backlog"), [(9.0, False), (12.0, True)])
+def test_blocks_are_foretold_from_their_own_arrivals_and_the_backlog_at_their_start(
+    rate_rps: float, backlog: bool
+) -> None:
+    setting, other = Setting(512, max_running=64), Setting(256, max_running=64)
+    one, two = (window(mix(4, rate_rps=rate_rps, span_s=300.0), run_under) for run_under in (setting, other))
+    asked = job(window=one, base=setting, after=setting, expect=BLOCKS, slo=QUICK)
+    happened, elsewhere = shares_of(one, BLOCKS), shares_of(two, BLOCKS)
+    assert max(happened) - min(happened) > 0.15
+    now = foretold(asked)
+    assert now == pytest.approx(happened, abs=0.02)
+    then = foretold(asked.model_copy(update={"base": other, "after": other}))
+    assert (then == pytest.approx(elsewhere, abs=0.03)) is not backlog  # theirs would have been another backlog
+    both = foretold(asked.model_copy(update={"after": other}))
+    assert both == pytest.approx(np.mean(np.array([now, then]), axis=0).tolist())
+
+
+def test_a_block_is_foretold_with_the_engines_step_noise_the_same_way_each_time() -> None:
+    rng = np.random.default_rng(5)
+    modelled = rng.uniform(0.01, 0.1, 400)
+    measured = modelled * np.where(rng.random(400) < 0.05, 3.0, 1.0)
+    asked = job(mix(span_s=120.0), after=BASE, expect=BLOCKS[:2])
+    noisy = asked.model_copy(
+        update={"noise_modelled_s": tuple(modelled.tolist()), "noise_measured_s": tuple(measured.tolist())}
+    )
+    assert foretold(noisy) == foretold(noisy) != foretold(asked)
+
+
+def test_a_block_without_requests_is_not_foretold_and_one_without_a_second_setting_is_refused() -> None:
+    asked = job(after=BASE, expect=(BLOCKS[0], (500.0, 505.0, 530.0)))
+    known, unknown = foretold(asked)
+    assert known is not None and unknown is None
+    with pytest.raises(InputError, match="under two settings"):
+        foretold(asked.model_copy(update={"after": None}))
+
+
+def test_a_block_of_a_window_begins_with_what_was_in_the_engine() -> None:
+    whole = window(mix(4, rate_rps=6.0, span_s=120.0), Setting(512, max_running=64))
+    arrival_s, finish_s = np.array(whole.arrival_s), np.array(whole.finish_s)
+    block = block_of(whole, 60.0, 90.0)
+    assert block == part_of(whole, (finish_s > 60.0) & (arrival_s < 90.0), zero_s=60.0)
+    assert block.arrival_s[0] < 0.0 and max(block.arrival_s) < 30.0
 
 
 def test_the_twin_includes_the_engines_step_noise() -> None:

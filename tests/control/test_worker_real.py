@@ -13,7 +13,7 @@ import pytest
 from rooftune.policies.step_time import StepModel
 from rooftune.tuner.control.job import Limits, WorkerError, WorkerFault
 from rooftune.tuner.control.searcher.worker import ChildSearcher
-from tests.control.jobs import MODEL, InlineSearcher, job, mix
+from tests.control.jobs import BASE, MODEL, InlineSearcher, job, mix
 from tests.control.test_worker import gone, wait
 
 pytestmark = pytest.mark.slow
@@ -41,6 +41,17 @@ def test_the_child_answers_like_the_same_code_in_process(searcher: ChildSearcher
     first = searcher.child_pid
     searcher.ask(asked)
     assert wait(searcher, 300.0).proposal == found.proposal and searcher.child_pid == first
+
+
+def test_the_child_foretells_blocks_and_searches_in_turn(searcher: ChildSearcher) -> None:
+    asked = job(after=BASE._replace(step_tokens=512), expect=((10.0, 12.0, 30.0), (30.0, 32.0, 60.0)))
+    searcher.ask(asked)
+    found = wait(searcher, 300.0)
+    inline = InlineSearcher()
+    inline.ask(asked)
+    assert found == inline.answer() and len(found.shares) == 2 and None not in found.shares
+    searcher.ask(job(trials=5))
+    assert wait(searcher, 300.0).twin.verdict == "good"
 
 
 def test_the_child_runs_niced_on_its_cores_with_limited_memory(searcher: ChildSearcher) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from rooftune.tuner.control.job import Job, SearchAnswer
+from rooftune.tuner.control.job import Expected, Job, SearchAnswer
 from tests.control.doubles import Rig, Scripted, rig
 
 
@@ -13,7 +13,15 @@ def searching() -> Callable[[Job], SearchAnswer]:
     return lambda job: run_job(job, lambda stage, done, total: None)
 
 
+def foretells(job: Job) -> Expected:
+    """What the child says of blocks."""
+    from rooftune.tuner.control.searcher.run import expected_of
+
+    return expected_of(job)
+
+
 def twin_rig(**parts: object) -> Rig:
     made = rig(searching(), **parts)  # type: ignore[arg-type]  # as rig takes them
     assert isinstance(made.searcher, Scripted)
+    made.searcher.foretell = foretells
     return made

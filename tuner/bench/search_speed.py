@@ -196,4 +196,5 @@ def _answer(searcher: ChildSearcher, job: Job) -> SearchAnswer:
         if time.monotonic() > until_s:
             raise UnreachableError(f"the search did not end in {SEARCH_S:g} s; it was at {searcher.stage!r}")
         time.sleep(POLL_S)
+    assert isinstance(answer, SearchAnswer)
     return answer

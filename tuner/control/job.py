@@ -12,7 +12,7 @@ from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo
 from rooftune.policies.step_time import StepModel
 from rooftune.tuner.control.outcome import LoadPart, ProposalPart, TwinPart
-from rooftune.tuner.record import Count, Part, Some
+from rooftune.tuner.record import Count, Part, Share, Some
 from rooftune.tuner.search.lessons import LiveResult
 from rooftune.tuner.sim.engine import Engine
 
@@ -83,15 +83,19 @@ class WindowPart(Part):
     produced_tokens: tuple[Count, ...] = ()
 
 
+# (start_s, from_s, until_s): a block begins at start_s with what is in the engine; its requests arrive from from_s on.
+Span = tuple[float, float, float]
+
+
 class Job(Part):
-    """One window to judge and to search.
+    """One window to judge and to search; with ``expect``, to foretell blocks of a trial instead.
 
     draws: other step models that the data allows. noise_modelled_s, noise_measured_s: the same steps twice, for the
     twin's step noise (empty: none). base: the setting in force, under which the window ran and from which the search
     goes out; boot: without a lease. bounds: knob -> (least, greatest) within envelope, operator's bounds and trust
     region; other knobs are not searched. study, storage: name and Optuna URL of the trials (None: memory). live:
     settings that ran live, newest first. headroom, horizon_s, largest_ratio: see ``Question`` of
-    tuner/search/live.py.
+    tuner/search/live.py. expect: blocks of the window, on its clock, to foretell under ``base`` and ``after``.
     """
 
     window: WindowPart
@@ -112,6 +116,8 @@ class Job(Part):
     headroom: Annotated[float, Field(ge=0)] = GuardLimits.headroom
     horizon_s: Annotated[float, Field(gt=0)] = 600.0
     largest_ratio: Annotated[float, Field(gt=1)] = GuardLimits.largest_ratio
+    expect: tuple[Span, ...] = ()
+    after: Setting | None = None
 
 
 class SearchAnswer(Part):
@@ -121,3 +127,13 @@ class SearchAnswer(Part):
     twin: TwinPart
     proposal: ProposalPart | None
     load: LoadPart | None = None
+
+
+class Expected(Part):
+    """The answer to ``Job.expect``: for each block the share of its requests that are good on the twin, the mean of
+    both settings; None for a block without requests."""
+
+    shares: tuple[Share | None, ...]
+
+
+Answer = SearchAnswer | Expected

@@ -113,8 +113,9 @@ class Trial(Part):
     when ``before`` came into force. predicted_gain, twin_error: in attainment. traffic: at the push; None: too little
     to tell. ramp: the limited steps up to ``after``, the last one; arms: whether each block is under ``after``.
     block_s: length of a turn. turns: those that began, the last one in force (or on its way: the next reading tells).
-    history, blocks: (new, good, judged) of blocks before the push, and of those of the pairs that are counted. won: the
-    verdict is "better" and ``after`` only has to come back into force.
+    history, blocks: (new, good, judged) of blocks before the push, and of those of the pairs that are counted.
+    foretold: the twin's good share of each of them in this order, as far as it has answered. aided: it is still asked,
+    and a block counts when it is foretold. won: the verdict is "better" and ``after`` only has to come back into force.
     """
 
     push_cycle: Count
@@ -133,6 +134,8 @@ class Trial(Part):
     turns: Annotated[tuple[Turn, ...], Field(min_length=1)]
     history: tuple[Row, ...] = ()
     blocks: tuple[Row, ...] = ()
+    foretold: tuple[Share | None, ...] = ()
+    aided: bool = False
     won: bool = False
 
     @property
@@ -177,6 +180,11 @@ class Trial(Part):
         block = number - len(self.ramp)
         setting = self.after if self.arms[block] else self.before
         return Turn(at_s=now_s, setting=setting, pair=block // 2)
+
+    @property
+    def foretold_blocks(self) -> int:
+        """Blocks of the pairs that the twin has foretold; below 0: not even all of the time before."""
+        return len(self.foretold) - len(self.history)
 
     def but(self, **changes: object) -> "Trial":
         return self.model_copy(update=changes)

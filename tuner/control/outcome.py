@@ -148,7 +148,8 @@ class VerifyPart(Part):
 
     pairs: that are counted; look_pairs: at which the next look is due, null after the last one. arm: the setting whose
     turn it is, null in a record of an earlier release; block of ``blocks``: 0 on the ramp. turn_left_s: until the other
-    setting's turn, null when none follows.
+    setting's turn, null when none follows. twin_slope: how far gain and half_width lean on what the twin says of each
+    block's own arrivals, 0..1; null: not at all.
     """
 
     push_cycle: Count
@@ -166,6 +167,7 @@ class VerifyPart(Part):
     block: Count = 0
     blocks: Count = 0
     turn_left_s: Seconds = None
+    twin_slope: Share | None = None
 
 
 class ProbationPart(Part):

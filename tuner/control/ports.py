@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from rooftune.tuner.control.job import Job, SearchAnswer
+from rooftune.tuner.control.job import Answer, Job
 from rooftune.tuner.control.outcome import CycleRecord
 
 
@@ -14,7 +14,7 @@ class Searcher(Protocol):
         """Starts a job; False, and no change, while another runs."""
         ...
 
-    def answer(self) -> SearchAnswer | None:
+    def answer(self) -> Answer | None:
         """The answer to the latest job, once; None while it runs or without one.
 
         Raises WorkerError once when the child died, timed out, ran out of memory or answered nonsense.

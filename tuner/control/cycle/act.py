@@ -11,7 +11,7 @@ from dataclasses import replace
 from rooftune.policies import wire
 from rooftune.policies.errors import printable
 from rooftune.policies.guard import Action, Decision, Reason, changes, ramp
-from rooftune.policies.proof.switchback import schedule
+from rooftune.policies.proof.switchback import LEAST_DEGREES, schedule
 from rooftune.policies.request import STEP_TIME_TARGET, Setting
 from rooftune.policies.verify import Verdict
 from rooftune.tuner.control.cycle.book import Book
@@ -137,7 +137,7 @@ class Actor:
         seen, setting, options = view.seen, decision.setting, self._options
         assert setting is not None and found.proposal is not None
         before, after = seen.setting, found.proposal.setting
-        moved = changes(before, setting)
+        moved, past = changes(before, setting), history(seen, options)
         request = self._request(view, before, setting, f"cycle {draft.number}: {decision.reason.value}")
         trial = Trial(
             push_cycle=draft.number,
@@ -154,7 +154,8 @@ class Actor:
             arms=schedule(options.seed + draft.number),
             block_s=options.verify_s / 2.0,
             turns=(Turn(at_s=seen.now_s, setting=knobs_of(setting)),),
-            history=history(seen, options),
+            history=past,
+            aided=len(past) > LEAST_DEGREES,
         )
         self._book.begin(trial, seen.window)
         try:

@@ -83,6 +83,7 @@ class Controller:
         with draft.stage(Stage.OBSERVE):
             view = self._observer.look(draft)
         with draft.stage(Stage.VERIFY):
+            view = self._planner.foretold(view, draft)
             view = self._watcher.watch(self._judge.check(view, draft), draft)
         with draft.stage(Stage.FIT):
             self._planner.fit(view, draft)

@@ -1,6 +1,7 @@
 """Plan: refits and searches when due, and gives the proposal or the reason why there is none."""
 
 import math
+from dataclasses import replace
 
 from rooftune.policies.errors import InputError
 from rooftune.policies.guard import Reason
@@ -17,6 +18,7 @@ from rooftune.tuner.control.cycle.propose import (
     Found,
     carried_by,
     differ,
+    foretell_job,
     load_part,
     make_job,
     outside,
@@ -25,8 +27,9 @@ from rooftune.tuner.control.cycle.propose import (
     searched,
 )
 from rooftune.tuner.control.cycle.push import one_line
-from rooftune.tuner.control.job import SearchAnswer, WorkerError
-from rooftune.tuner.control.memory import Bounds, Traffic, Trust
+from rooftune.tuner.control.cycle.verify import heard, to_foretell
+from rooftune.tuner.control.job import Expected, SearchAnswer, WorkerError, WorkerFault
+from rooftune.tuner.control.memory import Bounds, Traffic, Trial, Trust
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.outcome import Carries, LoadPart
 from rooftune.tuner.control.ports import Searcher
@@ -63,6 +66,8 @@ class Planner:
         self._check_kept = False  # a kept setting under a new model: search even if all is well
         self._found = Found(None, Reason.SEARCHING)
         self._answered: Found | None = None  # what this cycle's answer gave
+        # Of the blocks that the child is asked about: the push's cycle, how many are foretold, how many are asked.
+        self._asked: tuple[int, int, int] | None = None
 
     def fit(self, view: CycleView, draft: Draft) -> None:
         """Refits without a model, after drift, or with enough new steps."""
@@ -108,6 +113,8 @@ class Planner:
 
     def _take(self, view: CycleView, draft: Draft) -> None:
         self._answered = None
+        if self._asked is not None:
+            return
         try:
             answer = self._searcher.answer()
         except WorkerError as error:
@@ -116,7 +123,7 @@ class Planner:
             return
         if answer is None:
             return
-        if self._discard or self._job_base != view.seen.setting:
+        if self._discard or self._job_base != view.seen.setting or isinstance(answer, Expected):
             self._discard, self._job_s = False, -math.inf
             return
         self._found = self._answered = self._judge(answer, view, draft)
@@ -232,6 +239,50 @@ class Planner:
         if seen.ceiling_tokens is not None:
             notes.append(f"the set budget is not in force, steps show {seen.ceiling_tokens} tokens")
         return "; ".join(notes)
+
+    def foretold(self, view: CycleView, draft: Draft) -> CycleView:
+        """The view with what the twin says of the trial's blocks; asks for those that are missing. A child that fails
+        is not asked again in this trial."""
+        trial = view.standing.trial
+        try:
+            if self._asked is not None:
+                trial = self._heard(trial)
+            if trial is not None and self._asked is None:
+                trial = self._ask_about(trial, view.seen)
+        except WorkerError as error:
+            self._asked = None
+            if trial is not None:
+                draft.note(one_line(f"the trial goes on without the twin, {error.fault.value}: {error}"))
+                trial = trial.but(aided=False)
+        if trial is view.standing.trial:
+            return view
+        self._book.change(trial=trial)
+        return replace(view, standing=replace(view.standing, trial=trial))
+
+    def _heard(self, trial: Trial | None) -> Trial | None:
+        """The trial with the child's answer about its blocks, when there is one. Raises WorkerError."""
+        assert self._asked is not None
+        answer = self._searcher.answer()
+        if answer is None and self._searcher.busy:
+            return trial
+        (push_cycle, known, count), self._asked = self._asked, None
+        if not isinstance(answer, Expected) or len(answer.shares) != count:
+            raise WorkerError(WorkerFault.NONSENSE, f"the child was asked about {count} blocks and told something else")
+        if trial is None or not trial.aided or (trial.push_cycle, len(trial.foretold)) != (push_cycle, known):
+            return trial
+        return heard(trial, answer.shares)
+
+    def _ask_about(self, trial: Trial, seen: Seen) -> Trial:
+        """Asks the child about blocks that it has not foretold yet. Raises WorkerError."""
+        fit, before = self._learner.accepted, self._book.rows_before(trial, seen.window)
+        if not trial.aided or trial.won or fit is None or self._searcher.busy:
+            return trial
+        if trial.foretold_blocks < 0 and before.now_s > trial.began_s:
+            return trial.but(aided=False)  # an earlier run pushed it, and its rows went with that run
+        window, spans = to_foretell(trial, before, seen, self._options)
+        if spans and self._searcher.ask(foretell_job(window, spans, trial, seen, fit)):
+            self._asked = (trial.push_cycle, len(trial.foretold), len(spans))
+        return trial
 
     def _no_search(self, view: CycleView) -> Reason | None:
         """Why this cycle looks for no proposal; None: it may."""

@@ -1,24 +1,27 @@
 """Propose: the job for the child, and the proposal in its answer. Pure."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 from rooftune.policies.envelope import FOLLOWERS, canonical
 from rooftune.policies.errors import InputError
 from rooftune.policies.guard import Reason
 from rooftune.policies.request import Boot, Setting
+from rooftune.policies.slo import Slo
 from rooftune.policies.step_time import StepModel
 from rooftune.tuner.control.cycle.fit import noise_pairs
 from rooftune.tuner.control.cycle.learned import proven
 from rooftune.tuner.control.cycle.observe import Seen, boot_of, keeps_decodes_moving
-from rooftune.tuner.control.job import Job, SearchAnswer
-from rooftune.tuner.control.memory import Bounds, Traffic, Tried, Trust, alike, region, setting_of
+from rooftune.tuner.control.job import Job, SearchAnswer, Span
+from rooftune.tuner.control.memory import Bounds, Traffic, Trial, Tried, Trust, alike, region, setting_of
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.outcome import Carries, FitPart, LoadPart
 from rooftune.tuner.control.searcher.window import window_part, with_unended
 from rooftune.tuner.model.intervals import model_draws
 from rooftune.tuner.observe.rows import RequestRows
+from rooftune.tuner.observe.window import Window, arrived_between
 from rooftune.tuner.search.lessons import LiveResult
 from rooftune.tuner.sim.engine import Engine
 
@@ -96,22 +99,15 @@ def make_job(
 
     The best setting under the accepted fit must also hold under other models within its intervals.
     """
-    model = StepModel(**fit.coefficients)
     rows, flights = seen.demand, seen.window.in_flight
     start_s = float(seen.arrivals_s[-MOST_REQUESTS:][0])
     rows = RequestRows.join([seen.window.in_flight_at(start_s), rows.select(rows.arrival_s >= start_s)])
     window = window_part(rows, start_s)
-    modelled, measured = noise_pairs(model, seen.window.steps)
     return Job(
         window=window if flights is None else with_unended(window, flights, start_s),
-        engine=_engine(seen),
-        model=model,
+        **_twin_of(seen, fit),
         draws=draws_of(fit, options.seed),
-        noise_modelled_s=modelled,
-        noise_measured_s=measured,
-        slo=seen.slo,
         base=effective(seen),
-        boot=boot_of(seen.state),
         bounds=bounds,
         trials=options.trials,
         seed=options.seed + number,
@@ -120,6 +116,44 @@ def make_job(
         headroom=options.limits.headroom,
         horizon_s=options.horizon_s,
         largest_ratio=options.limits.largest_ratio,
+    )
+
+
+def foretell_job(window: Window, spans: Sequence[Span], trial: Trial, seen: Seen, fit: FitPart) -> Job:
+    """The question what the twin says of blocks of a trial. spans: on the engine's clock, with their rows in window."""
+    start_s, until_s = spans[0][0], spans[-1][2]
+    rows = RequestRows.join([window.in_flight_at(start_s), arrived_between(window.requests, start_s, until_s)])
+    return Job(
+        window=window_part(rows, start_s),
+        **_twin_of(seen, fit),
+        base=setting_of(trial.before),
+        after=setting_of(trial.after),
+        bounds={},
+        seed=trial.push_cycle,
+        expect=tuple((at_s - start_s, from_s - start_s, end_s - start_s) for at_s, from_s, end_s in spans),
+    )
+
+
+class _Twin(TypedDict):
+    engine: Engine
+    model: StepModel
+    noise_modelled_s: tuple[float, ...]
+    noise_measured_s: tuple[float, ...]
+    slo: Slo
+    boot: Setting
+
+
+def _twin_of(seen: Seen, fit: FitPart) -> _Twin:
+    """The parts of a job that make the twin and judge its requests."""
+    model = StepModel(**fit.coefficients)
+    modelled, measured = noise_pairs(model, seen.window.steps)
+    return _Twin(
+        engine=_engine(seen),
+        model=model,
+        noise_modelled_s=modelled,
+        noise_measured_s=measured,
+        slo=seen.slo,
+        boot=boot_of(seen.state),
     )
 
 

@@ -4,15 +4,18 @@ A block holds the requests that arrived in its first ``block_s`` seconds, withou
 without those that queued behind requests from before it (at most half of the block). It counts once all of them have
 ended or, at the latest, a block later: those that must have missed their target while waiting then count as missed, and
 the rest is left out. A fault or a pause lengthens a turn: what arrives after its first ``block_s`` does not count.
+While the twin aids the trial (``Trial.aided``), a block also waits for what the twin says of its arrivals, a block
+longer at most; then the trial goes on without. What counts never changes, so no look is decided on two sets of figures.
 A queue that one setting leaves to the next is left out as far as above; what is left of it, and a queue that grows or
 drains all the time, hits the second block of a pair whichever setting has it, and the order is random.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, repeat
 
-from rooftune.policies.proof.switchback import PAIRS, Block, Outcome, harmful, judge_pairs
+from rooftune.policies.proof.switchback import PAIRS, Block, Outcome, harmful, judge_pairs, slope_of
 from rooftune.policies.slo import Slo, good
 from rooftune.policies.step_time import StepModel
 from rooftune.policies.verify import Comparison, Judgement, Verdict, VerdictReason, crossed, judge
@@ -26,6 +29,7 @@ from rooftune.tuner.control.cycle.observe import (
     wait_bound_s,
 )
 from rooftune.tuner.control.figures import judged
+from rooftune.tuner.control.job import Span
 from rooftune.tuner.control.memory import Row, Trial
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.outcome import VerifyPart
@@ -72,7 +76,7 @@ def tally(
     window: Window, slo: Slo, wait_s: float, start_s: float, end_s: float, settle_s: float
 ) -> tuple[float, float]:
     """Good and judged requests of a block. wait_s: a longer wait is a miss. (0, 0) when nothing is known of it."""
-    from_s = max(carried_until(window, start_s, end_s), start_s + settle_s, window.complete_from_s)
+    from_s = _from_s(window, start_s, end_s, settle_s)
     rows = window.requests_since(from_s)
     rows = rows.select(rows.arrival_s < end_s)
     kept = judged(rows)
@@ -85,17 +89,53 @@ def tally(
     return float(good(kept.outcomes(), slo).sum()), len(kept) + missed
 
 
+def _from_s(window: Window, start_s: float, end_s: float, settle_s: float) -> float:
+    """From when on arrivals count in a block."""
+    return max(carried_until(window, start_s, end_s), start_s + settle_s, window.complete_from_s)
+
+
 def history(seen: Seen, options: LoopOptions) -> tuple[Row, ...]:
     """Blocks of the time before a push, newest last: under the setting in force, as far as rows are known."""
-    window, block_s = seen.window, options.verify_s / 2.0
-    end_s = settled(window.requests, seen.now_s, window.in_system, block_s)
-    oldest_s = max(_known_from(window, seen.since_s), seen.now_s - MOST_BEFORE * options.verify_s)
-    if not (math.isfinite(end_s) and math.isfinite(oldest_s)):
-        return ()
-    starts_s = [end_s - k * block_s for k in range(1, int(max(end_s - oldest_s, 0.0) / block_s + 1e-9) + 1)]
     wait_s = wait_bound_s(seen.slo, options.verify_s / 2.0)
-    found = [tally(window, seen.slo, wait_s, at_s, at_s + block_s, options.settle_s) for at_s in reversed(starts_s)]
-    return tuple((False, *one) for one in found if one[1] > 0.0)
+    spans = _before(seen.window, seen.since_s, options)
+    return tuple((False, *tally(seen.window, seen.slo, wait_s, *span, options.settle_s)) for span in spans)
+
+
+def _before(window: Window, since_s: float, options: LoopOptions) -> list[tuple[float, float]]:
+    """Start and end of the blocks before a push, whose setting is in force since ``since_s``."""
+    block_s = options.verify_s / 2.0
+    end_s = settled(window.requests, window.now_s, window.in_system, block_s)
+    oldest_s = max(_known_from(window, since_s), window.now_s - MOST_BEFORE * options.verify_s)
+    if not (math.isfinite(end_s) and math.isfinite(oldest_s)):
+        return []
+    whole = int(max(end_s - oldest_s, 0.0) / block_s + 1e-9)
+    return [(end_s - k * block_s, end_s - (k - 1) * block_s) for k in range(whole, 0, -1)]
+
+
+def to_foretell(trial: Trial, before: Window, seen: Seen, options: LoopOptions) -> tuple[Window, list[Span]]:
+    """Blocks whose good share the twin has yet to say, on the engine's clock, and the window with their rows."""
+    window = seen.window
+    if trial.foretold_blocks < 0:
+        window, spans = before, _before(before, trial.since_s, options)
+    else:
+        ended = list(_ended(trial, seen))[trial.foretold_blocks - len(trial.blocks) :]
+        spans = [(trial.turns[number].at_s, trial.end_s(number)) for number in ended]
+    return window, [(at_s, _from_s(window, at_s, end_s, options.settle_s), end_s) for at_s, end_s in spans]
+
+
+def heard(trial: Trial, shares: tuple[float | None, ...]) -> Trial:
+    """The trial with the twin's answer. Where the time before does not follow the twin it is not asked again."""
+    trial = trial.but(foretold=(*trial.foretold, *shares))
+    return trial.but(aided=slope_of((), _past(trial)) > 0.0)
+
+
+def _ended(trial: Trial, seen: Seen) -> Iterator[int]:
+    """Turns of the pairs beyond the counted ones that are over and whose requests have ended, or a block later."""
+    known_s = settled(seen.window.requests, seen.now_s, seen.window.in_system, trial.block_s)
+    for number in range(len(trial.ramp) + len(trial.blocks), len(trial.turns)):
+        if trial.turns[number].pair is None or max(known_s, seen.now_s - trial.block_s) < trial.end_s(number):
+            return
+        yield number
 
 
 def _known_from(window: Window, since_s: float) -> float:
@@ -108,17 +148,16 @@ def _known_from(window: Window, since_s: float) -> float:
 
 def counted(trial: Trial, seen: Seen, options: LoopOptions) -> Trial:
     """The trial with the blocks that count by now."""
-    rows, done = list(trial.blocks), len(trial.blocks)
-    skip = len(trial.ramp)
     wait_s = wait_bound_s(seen.slo, options.verify_s / 2.0)
-    known_s = settled(seen.window.requests, seen.now_s, seen.window.in_system, trial.block_s)
-    for number, turn in list(enumerate(trial.turns))[skip + done :]:
-        end_s = trial.end_s(number)
-        if turn.pair is None or trial.won or max(known_s, seen.now_s - trial.block_s) < end_s:
-            break
+    for number in () if trial.won else tuple(_ended(trial, seen)):
+        turn, end_s = trial.turns[number], trial.end_s(number)
+        if trial.aided and trial.foretold_blocks <= len(trial.blocks):
+            if seen.now_s <= end_s + 2.0 * trial.block_s:
+                break
+            trial = trial.but(aided=False)
         found = tally(seen.window, seen.slo, wait_s, turn.at_s, end_s, options.settle_s)
-        rows.append((turn.setting == trial.after, *found))
-    return trial if len(rows) == done else trial.but(blocks=tuple(rows))
+        trial = trial.but(blocks=(*trial.blocks, (turn.setting == trial.after, *found)))
+    return trial
 
 
 def _hurts(trial: Trial, seen: Seen, options: LoopOptions) -> bool:
@@ -133,7 +172,7 @@ def _hurts(trial: Trial, seen: Seen, options: LoopOptions) -> bool:
         else:
             found = tally(seen.window, seen.slo, wait_s, turn.at_s, trial.end_s(number), options.settle_s)
             rows.append((turn.setting != trial.before, *found))
-    blocks, past = _blocks(rows), _blocks(trial.history)
+    blocks, past = _blocks(rows, ()), _past(trial)
     return _more_than_counting([*past, *blocks]) and harmful(blocks, past)
 
 
@@ -151,8 +190,13 @@ def _more_than_counting(blocks: list[Block]) -> bool:
     return was_good / was - good / judged_now > COUNTING_Z * chance
 
 
-def _blocks(rows: Iterable[Row]) -> list[Block]:
-    return [Block(*row) for row in rows]
+def _blocks(rows: Iterable[Row], foretold: Iterable[float | None]) -> list[Block]:
+    known = chain((math.nan if share is None else share for share in foretold), repeat(math.nan))
+    return [Block(*row, expected) for row, expected in zip(rows, known, strict=False)]
+
+
+def _past(trial: Trial) -> list[Block]:
+    return _blocks(trial.history, trial.foretold[: len(trial.history)])
 
 
 def _more_hang_up(trial: Trial, before: Window, seen: Seen) -> bool:
@@ -193,7 +237,8 @@ def pace_ratio(trial: Trial, before: Window, seen: Seen, model: StepModel | None
 def check(trial: Trial, before: Window, seen: Seen, options: LoopOptions, model: StepModel | None) -> Checked:
     """The verdict on a trial so far. before: the rows at the push, or those that are left."""
     trial = counted(trial, seen, options)
-    found = judge_pairs(_blocks(trial.blocks), _blocks(trial.history))
+    blocks = _blocks(trial.blocks, trial.foretold[len(trial.history) :])
+    found = judge_pairs(blocks, _past(trial))
     comparison = Comparison(
         predicted_gain=trial.predicted_gain,
         twin_error=trial.twin_error,
@@ -218,11 +263,11 @@ def check(trial: Trial, before: Window, seen: Seen, options: LoopOptions, model:
         undecided=judgement.verdict is Verdict.INCONCLUSIVE and len(trial.blocks) >= len(trial.arms),
         hung_up=_more_hang_up(trial, before, seen),
         stalled=trial.is_new and is_stalled(before, seen.window, known_s, trial.began_s, trial.in_force_from_s),
-        part=_part(trial, comparison, judgement, seen.now_s),
+        part=_part(trial, comparison, judgement, seen.now_s, found.slope),
     )
 
 
-def _part(trial: Trial, comparison: Comparison, judgement: Judgement, now_s: float) -> VerifyPart:
+def _part(trial: Trial, comparison: Comparison, judgement: Judgement, now_s: float, slope: float) -> VerifyPart:
     def known(value: float) -> float | None:
         return value if math.isfinite(value) else None
 
@@ -244,4 +289,5 @@ def _part(trial: Trial, comparison: Comparison, judgement: Judgement, now_s: flo
         block=min(block, len(trial.arms)),
         blocks=len(trial.arms),
         turn_left_s=None if over else max(0.0, trial.turn.at_s + trial.block_s - now_s),
+        twin_slope=slope or None,
     )

@@ -298,7 +298,8 @@ def _verdict(verify: VerifyPart | None) -> str:
     numbers = ""
     if verify.observed_gain is not None:
         predicted = "" if verify.predicted_gain is None else f", predicted {points(verify.predicted_gain)}"
-        numbers = f": gain {points(verify.observed_gain, verify.half_width)} points{predicted}"
+        twin = "" if verify.twin_slope is None else f", adjusted by the twin (slope {verify.twin_slope:.2f})"
+        numbers = f": gain {points(verify.observed_gain, verify.half_width)} points{predicted}{twin}"
     crossed = f", crossed {', '.join(verify.crossed)}" if verify.crossed else ""
     turn = f", {turn_of(verify)}" if verify.verdict == "inconclusive" and verify.arm is not None else ""
     return f"; the push of cycle {verify.push_cycle} was {verify.verdict}{numbers}{crossed}{turn}"

@@ -18,7 +18,7 @@ from typing import BinaryIO, Final, TypeVar
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from rooftune.policies.errors import InputError, RooftuneError
-from rooftune.tuner.control.job import Job, Limits, SearchAnswer
+from rooftune.tuner.control.job import Answer, Job, Limits
 from rooftune.tuner.record import Count, Part, Words, first_problem
 
 # A job of 100,000 requests is about 10 MB; a line beyond this is nonsense, and neither side keeps more of it in memory.
@@ -54,7 +54,7 @@ class Reply(Part):
 
     number: Count
     stage: Words | None = None
-    answer: SearchAnswer | None = None
+    answer: Answer | None = None
     refused: Words | None = None
 
 
@@ -165,10 +165,10 @@ def _work(order: Order, out: BinaryIO) -> None:
 
     tell("starting", 0, 1)
     # Imported here, so that the controller hears that the job has begun before numba and Optuna are loaded.
-    from rooftune.tuner.control.searcher.run import run_job
+    from rooftune.tuner.control.searcher.run import answer_to
 
     try:
-        answer = run_job(order.job, tell)
+        answer = answer_to(order.job, tell)
     except RooftuneError as error:
         _say(out, _refusal(order.number, error))
     else:

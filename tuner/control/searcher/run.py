@@ -1,4 +1,4 @@
-"""One job in the child: judge the twin on the window, and search on it when it may be believed."""
+"""One job in the child: judge the twin on the window, and search on it when it may be believed; or foretell blocks."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,16 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from rooftune.policies.errors import InputError
 from rooftune.policies.outcomes import BoolArray, Outcomes
+from rooftune.policies.request import Setting
 from rooftune.policies.slo import Slo, attainment
-from rooftune.tuner.control.job import Job, SearchAnswer
+from rooftune.tuner.control.job import Answer, Expected, Job, SearchAnswer, Span
 from rooftune.tuner.control.outcome import Carries, FigurePart, LoadPart, ProposalPart, TwinPart
 from rooftune.tuner.control.searcher.window import (
+    block_of,
     compared,
     noise_of,
     observed_of,
     progress_of,
-    searched_of,
     slo_of,
     traffic_of,
 )
@@ -29,7 +31,6 @@ from rooftune.tuner.sim.calibrate import QUALITY, Fidelity, FigureError, calibra
 from rooftune.tuner.sim.noise import QUIET
 from rooftune.tuner.sim.result import RunResult
 from rooftune.tuner.sim.twin import simulate
-from rooftune.tuner.traffic.reshape import window
 
 _PER_RUN = ("tenant_names", "gap_bounds_s", "gap_values_s", "gap_weights")
 
@@ -95,11 +96,40 @@ def rows_of(outcomes: Outcomes, kept: BoolArray) -> Outcomes:
 Tell = Callable[[str, int, int], None]
 
 WARM = 4  # settings of earlier searches that this one begins with
-JUDGE_SEEDS = 3  # replays of the window that the twin is judged by, where steps are noisy
+JUDGE_SEEDS = 3  # replays that the twin is judged by, and that foretell a block, where steps are noisy
+
+
+def answer_to(job: Job, tell: Tell) -> Answer:
+    """The answer to a job of either kind. Raises RooftuneError for a job that makes no sense."""
+    return expected_of(job) if job.expect else run_job(job, tell)
+
+
+def expected_of(job: Job) -> Expected:
+    """What the twin says of each block's own arrivals, under the setting before and the one after."""
+    if job.after is None:
+        raise InputError("blocks are foretold under two settings; give the second one, after")
+    check_step_model(job.model, "model")
+    return Expected(shares=tuple(_share_of(job, span, (job.base, job.after)) for span in job.expect))
+
+
+def _share_of(job: Job, span: Span, settings: Sequence[Setting]) -> float | None:
+    start_s, from_s, until_s = span
+    block, slo = block_of(job.window, start_s, until_s), slo_of(job)
+    kept: BoolArray = np.array(block.arrival_s) >= from_s - start_s
+    if not kept.any():
+        return None
+    traffic, progress, noise = traffic_of(block), progress_of(block), noise_of(job, job.seed)
+    luck = [noise] if noise is QUIET else [noise_of(job, job.seed + k) for k in range(JUDGE_SEEDS)]
+    replays = (
+        simulate(traffic, job.engine, one, job.model, gap_bounds_s=slo.gap_bounds(), noise=n, progress=progress)
+        for one in settings
+        for n in luck
+    )
+    return float(np.mean([attainment(rows_of(replay.outcomes, kept), slo) for replay in replays]))
 
 
 def run_job(job: Job, tell: Tell) -> SearchAnswer:
-    """The answer to a job. Raises RooftuneError for a job that makes no sense."""
+    """The answer to a search. Raises RooftuneError for a job that makes no sense."""
     traffic, observed, progress = traffic_of(job.window), observed_of(job.window), progress_of(job.window)
     model, slo = check_step_model(job.model, "model"), slo_of(job)
     for draw in job.draws:
@@ -115,11 +145,9 @@ def run_job(job: Job, tell: Tell) -> SearchAnswer:
     twin = twin_part(replays, observed, compared(observed, 0.0 if progress is None else progress.at_s), slo)
     if twin.verdict == "not_good":
         return SearchAnswer(twin=twin, proposal=None)
-    if progress is not None:  # what had come before is no part of the load
-        traffic = window(traffic, progress.at_s, traffic.span_s + 1.0)
     archive = None if job.storage is None else _archive(job.storage, job.study)
     question = Question(
-        traffic=searched_of(job.window),
+        traffic=traffic_of(job.window, 0.0),  # what is left of earlier arrivals would make the rate look lower
         engine=job.engine,
         model=model,
         slo=slo,

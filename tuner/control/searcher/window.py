@@ -56,10 +56,19 @@ def traffic_of(window: WindowPart, from_s: float = -math.inf) -> Traffic:
     )
 
 
-def searched_of(window: WindowPart) -> Traffic:
-    """What settings are tried on, again and again and at other rates. Where those that have not ended are known, it is
-    all that arrived in the window: with what is left of earlier arrivals the rate would look lower."""
-    return traffic_of(window, 0.0 if window.produced_tokens else -math.inf)
+def block_of(window: WindowPart, start_s: float, until_s: float) -> WindowPart:
+    """The part of a window from start_s on, its new zero: arrivals before until_s, and what was in the engine then."""
+    arrival_s, finish_s = np.array(window.arrival_s), _instants(window.finish_s)
+    rows = np.flatnonzero((arrival_s < until_s) & ((arrival_s >= start_s) | ~(finish_s <= start_s))).tolist()
+    columns: dict[str, Any] = {name: getattr(window, name) for name in WindowPart.model_fields}
+    for name, column in columns.items():
+        if name == "gap_over":
+            columns[name] = tuple(tuple(counts[row] for row in rows) for counts in column)
+        elif name in ("arrival_s", "scheduled_s", "finish_s"):
+            columns[name] = tuple(None if column[row] is None else column[row] - start_s for row in rows)
+        elif name != "gap_bounds_s" and column:
+            columns[name] = tuple(column[row] for row in rows)
+    return WindowPart(**columns)
 
 
 def progress_of(window: WindowPart) -> Progress | None:

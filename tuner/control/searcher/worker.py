@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import IO
 
 from rooftune.tuner.clock import Clock, SystemClock
-from rooftune.tuner.control.job import Job, Limits, SearchAnswer, WorkerError, WorkerFault
+from rooftune.tuner.control.job import Answer, Job, Limits, WorkerError, WorkerFault
 from rooftune.tuner.control.searcher.child import (
     IDLE_EXIT,
     LATE_EXIT,
@@ -158,7 +158,7 @@ class ChildSearcher:
         self._send(line)
         return True
 
-    def answer(self) -> SearchAnswer | None:
+    def answer(self) -> Answer | None:
         """See ``Searcher.answer``; never waits."""
         if self._order is None or self._child is None:
             if self._child is not None and self._child.exit_code() is not None:
@@ -198,7 +198,7 @@ class ChildSearcher:
                 raise WorkerError(WorkerFault.DIED, f"the child process does not start: {error.strerror}") from None
         self._child.send(line)
 
-    def _take(self, raw: bytes, order: Order) -> SearchAnswer | None:
+    def _take(self, raw: bytes, order: Order) -> Answer | None:
         reply = decoded(Reply, raw)
         whole = reply is not None and sum(p is not None for p in (reply.stage, reply.answer, reply.refused)) == 1
         if reply is None or not whole or reply.number > order.number:
