@@ -17,7 +17,6 @@ from rooftune.tuner.control.searcher.window import (
     compared,
     observed_of,
     progress_of,
-    searched_of,
     traffic_of,
     with_unended,
 )
@@ -85,8 +84,7 @@ def test_unended_requests_join_the_window_by_arrival_and_are_not_compared() -> N
     assert found is not None and (found.at_s, found.running, len(found)) == (6.0, 2, 2)
     # Nine tokens between -3 s and 9 s: 1 + floor(8 / 4) at 0 s.
     assert found.produced_tokens.tolist() == [6, 3] and found.computed_tokens.tolist() == [105, 42]
-    assert len(traffic_of(part)) == 4 and searched_of(part).prompt_tokens.tolist() == [60, 100]
-    assert len(searched_of(FINISHED)) == 2, "as before where nothing is told"
+    assert len(traffic_of(part)) == 4 and traffic_of(part, 0.0).prompt_tokens.tolist() == [60, 100]
     assert WindowPart.model_validate_json(part.model_dump_json()) == part
 
 

@@ -1,18 +1,25 @@
 """What the loop does with a kept setting: blocks, refits, what a search says of it, the way back and the pause."""
 
-from typing import Any
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from rooftune.policies.guard import Action, Reason
 from rooftune.policies.proof.probation import DAY_S, Probation
-from rooftune.policies.request import Setting
+from rooftune.policies.request import SHORTEST_FIRST, Setting
 from rooftune.policies.slo import Slo, Target
+from rooftune.tuner.control.cycle.observe import Seen, waiting_at
+from rooftune.tuner.control.cycle.probation import block_of
 from rooftune.tuner.control.explain.explain import explain
 from rooftune.tuner.control.job import Job, SearchAnswer
 from rooftune.tuner.control.memory import KEY, Kept, Memory, Pause, recall
 from rooftune.tuner.control.outcome import Carries, CycleRecord, LoadPart
+from rooftune.tuner.observe.window import Window
 from rooftune.tuner.ports.base import PortError, PortFault
+from tests.control import fake_window
 from tests.control.doubles import MemoryStore, Rig, answer_of, options, proposes, rig
 from tests.control.kept import keep, traffic
 from tests.control.live import BOOT, LiveEngine, Traffic
@@ -179,3 +186,54 @@ def test_what_no_longer_carries_the_load_goes_back_if_boot_does(
     assert any(record.load is not None for record in run.records)
     if back:
         assert "this setting carries 1.5, the boot setting 2.5" in run.records[-1].detail
+
+
+# --- overload ----------------------------------------------------------------------------------
+
+
+def crowded(until_s: float) -> Seen:
+    """More arrives than is served, the shortest prompts first, so that the longer ones wait for ever."""
+    asks = fake_window.chat(3, 60.0, until_s, (100, 2000), 4)
+    rows = fake_window.run(
+        asks, Setting(512, max_running=4, order_policy=SHORTEST_FIRST, aging_s=3600.0), until_s=until_s
+    )
+    now_s, in_system = float(rows.steps.end_s[-1]), int(rows.steps.waiting[-1] + rows.steps.running[-1])
+    window = replace(Window(600.0), steps=rows.steps, requests=rows.requests, now_s=now_s, in_system=in_system)
+    slo = Slo((Target("ttft", 2.0, 0.99),))
+    return cast(Seen, SimpleNamespace(window=window, now_s=now_s, slo=slo, since_s=-math.inf, verify_s=20.0))
+
+
+def test_who_waits_beyond_the_target_is_lost_once_and_not_in_every_block() -> None:
+    seen = crowded(20.0)
+    block, whole = block_of(seen, 14.0), block_of(seen, 0.0)
+    standing = waiting_at(seen.window, seen.now_s)
+    assert standing > block.judged, "the queue outgrew what a block brings"
+    assert block.judged <= 1.1 * 6.0 * block.offered_rps
+    assert block.share == pytest.approx(whole.share, abs=0.1), "as much is lost as before, however long the queue"
+
+
+def test_under_a_growing_queue_the_traffic_has_the_rate_of_arrivals() -> None:
+    crowd = crowded(20.0)
+    seen = Seen(
+        reading=cast(Any, SimpleNamespace(now_s=crowd.now_s)), window=crowd.window, signals=(),
+        slo=crowd.slo, since_s=-math.inf, window_s=600.0, verify_s=20.0,
+    )  # fmt: skip
+    assert seen.traffic is not None and seen.traffic.rate_rps == pytest.approx(60.0, rel=0.1)
+    assert len(seen.requests) / seen.span_s < 45.0
+
+
+def test_under_overload_no_replay_of_what_has_ended_says_what_to_expect() -> None:
+    def reply(job: Job) -> SearchAnswer:
+        load = LoadPart(offered_rps=2.0, in_force=Carries(sustainable_rps=1.5), overload=True)
+        return answer_of(job, verdict="keep", gain=0.0).model_copy(update={"load": load})
+
+    engine = LiveEngine()
+    strict = Slo((Target("ttft", 0.2, 0.9),))  # some miss it, so that there are searches
+    run = rig(reply, engine=engine, options=options(search_requests=20, slo=strict))
+    engine.advance(60.0)
+    keep(run, FITTING)
+    engine.advance(60.0)
+    run.run(12, until=lambda record: record.twin is not None)
+    kept = memory_of(run).kept
+    assert run.records[-1].twin is not None
+    assert kept is not None and kept.probation.expected is None

@@ -97,20 +97,27 @@ class Seen:
 
     @cached_property
     def traffic(self) -> Traffic | None:
-        return traffic_of(self.requests, self.span_s)
+        """Lengths of ``requests``, at the rate at which they arrive: where a queue grows, fewer end."""
+        found = traffic_of(self.requests, self.span_s)
+        steps = self.window.steps
+        if found is None or not len(steps):
+            return found
+        from_s = max(self.now_s - self.span_s, float(steps.start_s[0]))
+        if not from_s < self.now_s:
+            return found
+        rate_rps = arrivals(self.window, from_s, self.now_s) / (self.now_s - from_s)
+        return found.model_copy(update={"rate_rps": rate_rps})
 
     @cached_property
     def arrived(self) -> tuple[float, float]:
         """Requests that arrived in the latest ``2 * verify_s``, under whatever setting, ended or not; and the seconds
-        that were seen of them, 0 without steps. From what ended and what was there at both ends."""
+        that were seen of them, 0 without steps."""
         window = self.window
         steps = window.steps.select(window.steps.start_s >= self.now_s - 2.0 * self.verify_s)
         if not len(steps):
             return 0.0, 0.0
         since_s = float(steps.start_s[0])
-        ended = int(((window.requests.finish_s > since_s) & (window.requests.finish_s <= self.now_s)).sum())
-        before = int(steps.running[0] + steps.waiting[0])
-        return max(float(ended + window.in_system - before), 0.0), self.now_s - since_s
+        return float(arrivals(window, since_s, self.now_s)), self.now_s - since_s
 
     @cached_property
     def overdue(self) -> float:
@@ -238,6 +245,13 @@ def in_flight(window: Window, at_s: float) -> int:
     if index < 0 or window.steps.end_s[index] < at_s:
         return 0
     return int(window.steps.running[index] + window.steps.waiting[index])
+
+
+def arrivals(window: Window, from_s: float, until_s: float) -> int:
+    """Requests that arrived between two instants, ended or not: from what ended and what was there at both."""
+    ended = window.requests.finish_s
+    known = int(((ended > from_s) & (ended <= until_s)).sum())
+    return max(0, known + in_flight(window, until_s) - in_flight(window, from_s))
 
 
 def waiting_at(window: Window, at_s: float) -> int:

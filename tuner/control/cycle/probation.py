@@ -15,7 +15,7 @@ from rooftune.policies.step_time import StepModel
 from rooftune.tuner.control.cycle.book import Book
 from rooftune.tuner.control.cycle.draft import Draft
 from rooftune.tuner.control.cycle.fit import Learner
-from rooftune.tuner.control.cycle.observe import Seen, in_flight, overdue, wait_bound_s
+from rooftune.tuner.control.cycle.observe import Seen, arrivals, overdue, wait_bound_s, waiting_at
 from rooftune.tuner.control.cycle.observer import CycleView
 from rooftune.tuner.control.cycle.verify import PACE_RATIO, pace
 from rooftune.tuner.control.figures import judged
@@ -104,7 +104,8 @@ class Watcher:
             offered_rps = seen.traffic.rate_rps if seen.traffic is not None else 0.0
         now = found.attainment_now if found is not None else None
         known = kept.share is not None and self._like(kept, seen, offered_rps)
-        if twin.verdict == "good" and now is not None and not known:
+        # Under overload a window lacks those that still wait, and what its replay says is too good.
+        if twin.verdict == "good" and now is not None and not known and not (load is not None and load.overload):
             state = state.expecting(now)
         rates = Rates()
         if load is not None and twin.verdict == "good":
@@ -145,16 +146,29 @@ class Watcher:
 
 
 def block_of(seen: Seen, from_s: float) -> Block:
-    """The block from ``from_s`` to now: requests that ended in it, and those sure to miss their target that wait."""
+    """The block from ``from_s`` to now: requests that ended in it, and those that came to wait beyond their target.
+
+    Those that did so before it were counted then; however long a queue stands, only what joins it is a loss now.
+    """
     window, now_s = seen.window, seen.now_s
     span_s = now_s - from_s
     ended = window.requests.finish_s
     inside = (ended > from_s) & (ended <= now_s)
-    arrived = max(0, int(inside.sum()) + in_flight(window, now_s) - in_flight(window, from_s))
-    rows = judged(window.requests.select(inside & (window.requests.arrival_s >= seen.since_s)))
+    rate_rps = arrivals(window, from_s, now_s) / span_s
+    earlier = window.requests.arrival_s < seen.since_s
+    rows = judged(window.requests.select(inside & ~earlier))
     met = float(np.sum(good(rows.outcomes(), seen.slo))) if len(rows) else 0.0
-    late = overdue(window, seen.slo, wait_bound_s(seen.slo, seen.verify_s), arrived / span_s, seen.since_s)
+    bound_s = wait_bound_s(seen.slo, seen.verify_s)
+    if window.in_flight is None:
+        late, was_late = (max(0.0, waiting_at(window, at_s) - rate_rps * bound_s) for at_s in (now_s, from_s))
+        # Of the setting before: they left the queue and are judged nowhere.
+        cleared = int((inside & earlier & (window.requests.scheduled_s > from_s)).sum())
+        late = max(0.0, late - max(0.0, was_late - cleared))
+    else:
+        late = overdue(window, seen.slo, bound_s, rate_rps, max(seen.since_s, from_s - bound_s))
+        counted = (rows.arrival_s < from_s - bound_s) & (rows.arrival_s + rows.ttft_s > from_s)
+        rows = rows.select(~counted)
     steps = window.steps.select((window.steps.start_s >= from_s) & (window.steps.end_s <= now_s))
     took_s = float(steps.duration_s.sum())
     waiting = float((steps.waiting * steps.duration_s).sum()) / took_s if took_s > 0.0 else float(window.in_system)
-    return Block(met, len(rows) + late, waiting, arrived / span_s)
+    return Block(met, len(rows) + late, waiting, rate_rps)

@@ -22,8 +22,8 @@ from rooftune.policies.verify import Comparison, Judgement, Verdict, VerdictReas
 from rooftune.tuner.control.cycle.degradation import is_stalled, rising
 from rooftune.tuner.control.cycle.observe import (
     Seen,
+    arrivals,
     carried_until,
-    in_flight,
     overdue,
     storming,
     wait_bound_s,
@@ -80,12 +80,11 @@ def tally(
     rows = window.requests_since(from_s)
     rows = rows.select(rows.arrival_s < end_s)
     kept = judged(rows)
-    ended = window.requests.finish_s
-    left = int(((ended > from_s) & (ended <= end_s)).sum()) + in_flight(window, end_s) - in_flight(window, from_s)
-    rate_rps = max(left, 0) / (end_s - from_s) if end_s > from_s else math.nan
+    arrived = arrivals(window, from_s, end_s)
+    rate_rps = arrived / (end_s - from_s) if end_s > from_s else math.nan
     missed = overdue(window, slo, wait_s, rate_rps, from_s, end_s)
     if window.in_flight is None:
-        missed = min(max(0.0, left - len(rows)), missed)
+        missed = min(max(0.0, arrived - len(rows)), missed)
     return float(good(kept.outcomes(), slo).sum()), len(kept) + missed
 
 
