@@ -58,7 +58,7 @@ def test_code_compiled_every_time_is_not_reported_as_cached(
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(progress, "twin_is_compiled", lambda: False)
     monkeypatch.setattr(progress, "code_folder", lambda function: tmp_path / place)
-    monkeypatch.setattr(progress, "simulate", lambda *_: None)
+    monkeypatch.setattr(progress, "warm", lambda: None)
     stream = io.StringIO()
     warm_twin(Progress(stream, quiet=False))
     assert printed.format(tmp_path) in stream.getvalue()

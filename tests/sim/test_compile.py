@@ -109,6 +109,13 @@ def test_without_a_home_no_code_is_cached(monkeypatch: pytest.MonkeyPatch) -> No
         folder.mkdir(parents=True, exist_ok=True)
 
 
+def test_another_installation_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """numba would not find its code here, and it would look as if nothing had to be compiled."""
+    here = compiling.code_folder(kernel.replay)
+    monkeypatch.setattr(compiling.inspect, "getfile", lambda function: "/elsewhere/kernel.py")
+    assert compiling.code_folder(kernel.replay) != here
+
+
 def test_an_unreadable_cache_folder_counts_as_empty(tmp_path: Path) -> None:
     assert not compiling.holds_code(tmp_path / ("x" * 300))
 

@@ -7,17 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-import numpy as np
-
 from rooftune.policies.errors import InputError
-from rooftune.policies.request import Boot, Setting
-from rooftune.policies.step_time import StepModel
 from rooftune.tuner.files import shown_path
 from rooftune.tuner.sim import kernel
 from rooftune.tuner.sim.compile import code_folder, holds_code, is_writable
-from rooftune.tuner.sim.engine import Engine
-from rooftune.tuner.sim.twin import simulate
-from rooftune.tuner.traffic.workload import Traffic
+from rooftune.tuner.sim.twin import warm
 
 COMPILING = "compiling the twin (first run only, cached) ..."
 COMPILING_AGAIN = "compiling the twin (every time: {} cannot be written; name a folder with ROOFTUNE_CACHE_DIR) ..."
@@ -83,10 +77,7 @@ def warm_twin(progress: Progress) -> None:
     if not twin_is_compiled():
         folder = code_folder(kernel.replay)
         progress.say(COMPILING if is_writable(folder) else COMPILING_AGAIN.format(shown_path(folder.parent)))
-    one = np.ones(1, dtype=np.int64)
-    traffic = Traffic(np.zeros(1), one, one, np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
-    engine = Engine(Boot(64, 16, 1, 1, 0, 0), kv_blocks=8, sequence_ceiling=8)
-    simulate(traffic, engine, Setting(64, max_running=8), StepModel(1e-3, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+    warm()
 
 
 def check_out_file(path: str, flag: str = "--out") -> None:

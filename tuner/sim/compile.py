@@ -73,9 +73,11 @@ def sources_hash(function: types.FunctionType) -> str:
 
 
 def code_folder(function: Callable[..., Any]) -> Path:
-    """The folder for the machine code of exactly these sources."""
+    """The folder for the machine code of exactly these sources, at this place: numba finds code by its source's path,
+    so what an installation elsewhere has compiled is of no use here."""
     assert isinstance(function, types.FunctionType)
-    return cache_root() / f"twin-{sources_hash(function)}"
+    place = hashlib.sha256(os.fsencode(inspect.getfile(function))).hexdigest()[:8]
+    return cache_root() / f"twin-{sources_hash(function)}-{place}"
 
 
 def holds_code(folder: Path) -> bool:

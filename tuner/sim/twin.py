@@ -69,6 +69,14 @@ def _replay() -> Callable[..., Any]:
     return twin
 
 
+def warm() -> None:
+    """Compile the twin, or load it from the cache: half a minute on a busy machine, so do it before what is timed."""
+    one, none = np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    traffic = Traffic(np.zeros(1), one, one, none, none)
+    engine = Engine(Boot(64, 16, 1, 1, 0, 0), kv_blocks=8, sequence_ceiling=8)
+    simulate(traffic, engine, Setting(64, max_running=8), StepModel(1e-3, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+
+
 def prepare(traffic: Traffic, engine: Engine) -> State:
     """The scheduler's state before the first arrival, one row a request."""
     n = len(traffic)
