@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from rooftune.tuner.bench.vllm_overload import BENCH_SERVE
 from tests.links import import_path
 from tests.system.test_serve_fake import ROOT, serving, url
 
@@ -17,14 +18,6 @@ TOKENIZER = """
 import sys
 from rooftune.engine.torch.make_model import train_tokenizer
 train_tokenizer(1024, 1, 4096).save_pretrained(sys.argv[1])
-"""
-# What `vllm bench serve` runs; the command itself wants a distribution named vllm, which CPU builds are not.
-BENCH = """
-import argparse
-from vllm.benchmarks.serve import add_cli_args, main
-parser = argparse.ArgumentParser()
-add_cli_args(parser)
-main(parser.parse_args())
 """
 
 
@@ -52,7 +45,7 @@ def test_vllm_bench_serve(vllm_python: Path, tokenizer: Path, tmp_path: Path, ba
         words = ["--backend", backend, "--endpoint", endpoint, "--base-url", url(lines), "--model", "mine"]
         words += ["--tokenizer", str(tokenizer), "--dataset-name", "random", "--num-prompts", "12"]
         words += ["--random-input-len", "50", "--random-output-len", "9", "--request-rate", "20", "--ignore-eos"]
-        run(vllm_python, BENCH, *words, "--save-result", "--result-filename", result)
+        run(vllm_python, BENCH_SERVE, *words, "--save-result", "--result-filename", result)
         page = httpx.get(f"{url(lines)}/metrics").text
     found = json.loads(result.read_text())
     assert (found["completed"], found["total_output_tokens"]) == (12, 12 * 9)

@@ -28,6 +28,11 @@ _ANSWERS = re.compile(r"answers at (\S+?)/v1$", re.MULTILINE)
 _TUNING = re.compile(r"tuning protocol at (\S+?)/tuning/v1 ", re.MULTILINE)
 
 
+def say(text: str) -> None:
+    """A line of progress on standard error, also where that is no terminal: some benches take an hour."""
+    print(f"  {text}", file=sys.stderr, flush=True)
+
+
 @dataclass(frozen=True)
 class Child:
     """One process and the files that its output goes to."""

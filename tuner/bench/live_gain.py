@@ -3,7 +3,8 @@
 A fixed list, every eighth prompt long, at 60 to 85 % of the rate at which the default's queue grows; a request is good
 when its TTFT and its longest gap are within the default's own p70. First every budget and cap in rounds of that list,
 twice, interleaved; then a fresh engine with the controller live and cold, and the second half of its rounds counts;
-then the default again. Times are the engine's own. ``short``: an engine without a model, fewer settings, once.
+then the default again. Last a list at 1.2 times the greatest rate, at the default and beside a cold controller
+(``live_overload``). Times are the engine's own. ``short``: an engine without a model, fewer settings, once.
 """
 
 import importlib.util
@@ -23,7 +24,7 @@ from rooftune.policies.commands import Figure
 from rooftune.policies.errors import MissingDataError, RefusedError, UnreachableError
 from rooftune.policies.quantiles import quantile
 from rooftune.policies.request import Setting
-from rooftune.tuner.bench.children import Child, Children, one_core_left, run_to_end
+from rooftune.tuner.bench.children import Child, Children, one_core_left, run_to_end, say
 from rooftune.tuner.bench.live_gain_rounds import (
     Bed,
     Round,
@@ -34,9 +35,12 @@ from rooftune.tuner.bench.live_gain_rounds import (
     serve_bed,
     trial_cost,
 )
+from rooftune.tuner.bench.live_overload import Pair, calm_bounds, pair
+from rooftune.tuner.bench.live_overload import figures as overload_figures
 from rooftune.tuner.control.outcome import CycleRecord
 from rooftune.tuner.control.state.store import StateFile
 from rooftune.tuner.observe.rows import BoolArray, FloatArray
+from rooftune.tuner.sim.twin import warm
 from rooftune.tuner.traffic.workload import Traffic
 
 T = TypeVar("T")
@@ -45,6 +49,7 @@ MAX_RUNNING = 32
 DEFAULT = Setting(BOOT_TOKENS, max_running=MAX_RUNNING)
 # Of the rate at which the queue grows at the default: the middle of 60 to 85 %.
 LOAD = 0.72
+OVERLOAD = 1.2
 TARGET_QUANTILE = 0.7
 MAKE_S = 240.0
 
@@ -52,7 +57,8 @@ MAKE_S = 240.0
 @dataclass(frozen=True)
 class Size:
     """One form of a bench. settings are swept ``repeats`` times; rounds: of the controller, and of the default before
-    and after it; cadence: of the controller, keys of the configuration; dwell_s: least time between two pushes."""
+    and after it; cadence: of the controller, keys of the configuration; dwell_s: least time between two pushes;
+    overload_s: how long an overload is offered."""
 
     sizes: Sizes
     span_s: float
@@ -64,6 +70,7 @@ class Size:
     trials: int
     dwell_s: float = 2.0
     timeout_s: float = 5.0
+    overload_s: float = 0.0
 
 
 def cells(default: Setting, budgets: Sequence[int], caps: Sequence[int]) -> tuple[Setting, ...]:
@@ -76,11 +83,12 @@ SHORT = Size(
     span_s=1.3,
     settings=cells(DEFAULT, (256, 2048), (0, 128)),
     repeats=1,
-    tuned_rounds=18,
+    tuned_rounds=30,
     default_rounds=1,
-    cadence={"cycle_s": 0.5, "window_s": 12, "search_every_s": 10, "search_requests": 30, "settle_s": 0.2}
+    cadence={"cycle_s": 0.5, "window_s": 20, "search_every_s": 4, "search_requests": 30, "settle_s": 0.2}
     | {"verify_s": 2.4, "verify_min_requests": 20, "lease_s": 10},
     trials=30,
+    overload_s=30.0,
 )
 FULL = Size(
     sizes=Sizes((20, 120), (1000, 1800), (8, 32)),
@@ -92,22 +100,42 @@ FULL = Size(
     cadence={"cycle_s": 2, "window_s": 90, "search_every_s": 60, "search_requests": 40, "settle_s": 1}
     | {"verify_s": 16, "verify_min_requests": 20, "lease_s": 30},
     trials=80,
+    overload_s=300.0,
 )
 
 
 def bench(short: bool) -> Iterator[Figure]:
     """share_of_best_sweep, ratio_to_default with its interval, trial_cost, and what they are made of."""
     size = SHORT if short else FULL
+    warm()  # or the controller's child compiles it in rounds that count
     with tempfile.TemporaryDirectory(prefix="rooftune-live-gain-") as folder, Children(Path(folder)) as children:
         work = Path(folder)
         model = "fake:8b-2tbs" if short else _made_model(children, work)
         bed = _bed(children, work / "sweep", model)
-        swept = sweep(bed, size, bed.greatest_rps(size.sizes, size.span_s * 3, times=1))
+        most_rps = bed.greatest_rps(size.sizes, size.span_s * 3, times=1)
+        swept = sweep(bed, size, most_rps)
         bed.close()
         bed = _bed(children, work / "tuned", model)
         tuned, _ = tune(bed, size, swept, Child.stop)  # a controller that is stopped gives its lease back
         bed.close()
+        bed = _bed(children, work / "overload", model)
+        overloaded = _overloaded(bed, size, most_rps)
+        bed.close()
     yield from _figures(swept, tuned)
+    yield from overload_figures([overloaded])
+
+
+def _overloaded(bed: Bed, size: Size, most_rps: float) -> Pair:
+    ttft_s, gap_s = calm_bounds(bed, size.sizes, most_rps, size.overload_s)
+
+    def send(name: str, requests: Traffic) -> BoolArray:
+        client = bed.client(requests, f"client-{name}")
+        found = bed.round(client, requests).good(ttft_s, gap_s)
+        client.child.stop()
+        return found
+
+    config = config_of(bed.served.tuning, size, ttft_s, gap_s)
+    return pair(bed, config, OVERLOAD, listed(size.sizes, OVERLOAD * most_rps, size.overload_s, seed=3), send)
 
 
 def _bed(children: Children, work: Path, model: str) -> Bed:
@@ -131,6 +159,7 @@ def sweep(bed: Bed, size: Size, most_rps: float) -> Swept:
     """List, targets, and every setting in rounds, interleaved. most_rps: the engine's greatest rate."""
     requests = listed(size.sizes, LOAD * most_rps, size.span_s, seed=2)
     client = bed.client(requests)
+    say(f"the greatest rate is {most_rps:.2f} requests/s; a round takes about {size.span_s:g} s")
     ttft_s, gap_s = targets([bed.round(client, requests) for _ in range(2)])
     attainment = bed.shares(client, requests, size.settings, size.repeats, (ttft_s, gap_s))
     client.child.stop()
@@ -173,6 +202,7 @@ def tune(bed: Bed, size: Size, swept: Swept, end: Callable[[Child], T], first_ro
 
     rounds(first_rounds)
     default = rounds(size.default_rounds)
+    say(f"the default before: {float(np.mean(default)):.0%} good; {size.tuned_rounds} rounds with the controller")
     config = bed.work / "rooftune.yaml"
     config.write_text(yaml.safe_dump(config_of(bed.served.tuning, size, swept.ttft_s, swept.gap_s)))
     controller = bed.children.start("controller", ["run", "--config", str(config)])
@@ -181,6 +211,7 @@ def tune(bed: Bed, size: Size, swept: Swept, end: Callable[[Child], T], first_ro
         began_s = time.time()
         good += rounds(1)
         times.append((began_s, time.time()))
+        say(f"round {len(times)} of {size.tuned_rounds}: {float(good[-1].mean()):.0%} good")
         if controller.ended:
             raise UnreachableError(f"the controller ended early: {controller.last_words()}")
     ended = end(controller)

@@ -1,5 +1,6 @@
 """The rounds of bench ``live-gain``: what is sent, when, under which setting; the processes; how figures are made."""
 
+import math
 import random
 import secrets
 from collections.abc import Mapping, Sequence
@@ -10,8 +11,9 @@ import numpy as np
 
 from rooftune.policies import wire
 from rooftune.policies.errors import RefusedError, UnreachableError
+from rooftune.policies.quantiles import quantile
 from rooftune.policies.request import Setting
-from rooftune.tuner.bench.children import Children, Served, Talker, serve
+from rooftune.tuner.bench.children import Children, Served, Talker, say, serve
 from rooftune.tuner.observe.rows import BoolArray, FloatArray, RequestRows
 from rooftune.tuner.ports.http import HttpPort
 from rooftune.tuner.traffic.file import write_traffic
@@ -82,6 +84,21 @@ def round_of(rows: RequestRows, requests: Traffic) -> Round:
     index = np.array([row for _, row in sorted(picked)], dtype=np.int64)
     gap_s = np.where(rows.gap_count == 0, 0.0, rows.longest_gap_s)
     return Round(rows.arrival_s[index], rows.finish_s[index], rows.ttft_s[index], gap_s[index])
+
+
+# First tokens may take twice as long as nine in ten take at the default: a smaller budget costs documents some time.
+TTFT_RATIO = 2.0
+# A stream that meets no document is among the quarter with the shortest stalls; one that does lies high, but not in
+# the last tenth, which a hiccup of the machine makes.
+SPARED, STALLED = 0.25, 0.9
+
+
+def bounds_between(ttft_s: FloatArray, longest_gap_s: FloatArray) -> tuple[float, float]:
+    """Bounds of TTFT and longest gap, seconds, that the default misses and a good setting can keep: a stream may stall
+    as long as lies halfway, in ratio, between the longest gap of those who met no document and that of those who did.
+    """
+    usual_s, stalled_s = (quantile(longest_gap_s, share) for share in (SPARED, STALLED))
+    return TTFT_RATIO * quantile(ttft_s, 0.9), math.sqrt(usual_s * stalled_s)
 
 
 def best_of(sweep: Sequence[Sequence[float]]) -> float:
@@ -199,6 +216,8 @@ class Bed:
             for at in order:
                 self.push(settings[at])
                 share[at] = float(self.round(client, requests).good(*targets).mean())
+                tokens, cap = settings[at].step_tokens, settings[at].chunk_cap_tokens
+                say(f"repeat {repeat + 1} of {repeats}: budget {tokens}, chunk cap {cap}: {share[at]:.0%} good")
             found.append(tuple(share[at] for at in range(len(settings))))
         return tuple(found)
 

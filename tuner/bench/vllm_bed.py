@@ -26,6 +26,7 @@ from rooftune.tuner.bench.children import (
     Served,
     link_packages,
     run_to_end,
+    say,
     wait_for,
 )
 from rooftune.tuner.bench.live_gain_rounds import SERVED_NAME, Bed
@@ -87,7 +88,24 @@ class Ground:
     def make_model(self) -> None:
         """``rooftune make-model`` by vLLM's interpreter, which has the torch that it needs. Raises UnreachableError."""
         words = [str(self.python), "-m", MAIN, "make-model", str(self.model), "--size", MODEL_SIZE]
-        run_to_end(self.children.run("make-model", words, _environment(self.links)), MAKE_S)
+        say("making a model")
+        run_to_end(self.children.run("make-model", words, self.environment), MAKE_S)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of every process of vLLM.
+
+        One thread computes, inside the engine's own process: a worker of its own would have the engine wait for it in a
+        busy loop, on the core that vLLM's server process, the client and the controller need. (vLLM on a CPU insists on
+        such a worker unless the second variable is 0; the server talks to its engine process in either case.)
+        """
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "ROOFTUNE_"))}
+        return kept | {
+            "PYTHONPATH": str(self.links), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1",
+            "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_CACHE_ROOT": str(self.links.parent / "vllm-cache"), "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
 
     @contextmanager
     def bed(self, name: str) -> Iterator[Bed]:
@@ -102,7 +120,8 @@ class Ground:
         words += ["--max-model-len", str(MODEL_TOKENS), "--max-num-batched-tokens", str(BOOT_TOKENS)]
         words += ["--max-num-seqs", str(MAX_RUNNING), "--no-enable-prefix-caching", "--disable-uvicorn-access-log"]
         words += ["--dtype", cpu_dtype(), "--distributed-executor-backend", "uni"]
-        environment = _environment(self.links) | {"VLLM_PLUGINS": "rooftune", "ROOFTUNE_TOKEN_FILE": str(token)}
+        environment = self.environment | {"VLLM_PLUGINS": "rooftune", "ROOFTUNE_TOKEN_FILE": str(token)}
+        say(f"starting vLLM ({name})")
         child = self.children.run(f"vllm-{name}", words, environment, folder)
         url = f"http://127.0.0.1:{port}"
         with httpx.Client(timeout=5.0, trust_env=False) as http:
@@ -123,19 +142,6 @@ def open_ground(prefix: str) -> Iterator[Ground]:
         ground = Ground(python, Path(folder), children, visible(Path(folder) / "links"))
         ground.make_model()
         yield ground
-
-
-def _environment(links: Path) -> dict[str, str]:
-    """One thread computes, inside the engine's own process: a worker of its own would have the engine wait for it in a
-    busy loop, on the core that vLLM's server process, the client and the controller need. (vLLM on a CPU insists on
-    such a worker unless the second variable is 0; the server talks to its engine process in either case.)
-    """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "ROOFTUNE_"))}
-    return kept | {
-        "PYTHONPATH": str(links), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1",
-        "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(links.parent / "vllm-cache"),
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
 
 
 def cpu_dtype(flags_file: Path = CPU_FLAGS) -> str:

@@ -23,6 +23,7 @@ from rooftune.tuner.bench.children import Child
 from rooftune.tuner.bench.live_gain import Size, Swept, Tuned, cells, figures_beside_default, second_half, sweep, tune
 from rooftune.tuner.bench.live_gain_rounds import Bed, Sizes, share_of_best
 from rooftune.tuner.bench.vllm_bed import BOOT_TOKENS, DEFAULT, FIRST_SPAN_S, open_ground
+from rooftune.tuner.sim.twin import warm
 
 MOST_PUSHES = 10
 # Beyond the end of the lease: the read that sees it, and a step in flight.
@@ -72,6 +73,7 @@ class Killed:
 def bench(short: bool) -> Iterator[Figure]:
     """share_of_best_sweep, ratio_to_default with its interval, and what they are made of."""
     size = SHORT if short else FULL
+    warm()  # or the controller's child compiles it in rounds that count
     with open_ground("rooftune-vllm-gain-") as ground:
         with ground.bed("sweep") as bed:
             swept = sweep(bed, size, bed.greatest_rps(size.sizes, FIRST_SPAN_S, times=2))

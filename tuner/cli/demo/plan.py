@@ -10,9 +10,9 @@ import httpx
 import numpy as np
 
 from rooftune.policies.errors import RefusedError, UnreachableError, bad_value
-from rooftune.policies.quantiles import quantile
 from rooftune.policies.step_time import StepModel
 from rooftune.tuner.bench.children import Served
+from rooftune.tuner.bench.live_gain_rounds import bounds_between
 from rooftune.tuner.bench.rounds_client import IDS
 from rooftune.tuner.control.cycle.fit import noise_pairs
 from rooftune.tuner.observe.rows import FINISHED, RequestRows, StepRows
@@ -30,11 +30,6 @@ SHARED_BY = 3.0
 LOAD = 0.75
 # Requests from which the default's own latencies are read.
 WATCH_REQUESTS = 40
-# First tokens may take twice as long as nine in ten take at the default: a smaller budget costs documents some time.
-TTFT_RATIO = 2.0
-# A stream that meets no document is among the quarter with the shortest stalls; one that does lies high, but not in
-# the last tenth, which a hiccup of the machine makes.
-SPARED, STALLED = 0.25, 0.9
 
 
 @dataclass(frozen=True)
@@ -79,15 +74,13 @@ class Bounds:
 
 
 def bounds_of(rows: RequestRows) -> Bounds:
-    """From what requests got at the default. A stream may stall as long as lies halfway, in ratio, between the longest
-    gap of those who met no document and that of those who did. Raises RefusedError without enough of them."""
+    """From what requests got at the default, see ``bounds_between``. Raises RefusedError without enough of them."""
     done = rows.select((rows.ended == FINISHED) & np.isfinite(rows.ttft_s) & (rows.gap_count > 0))
     if len(done) < WATCH_REQUESTS // 2:
         raise RefusedError(
             f"only {len(done)} requests have ended while the demo watched; the machine is too busy, try again"
         )
-    usual_s, stalled_s = (quantile(done.longest_gap_s, share) for share in (SPARED, STALLED))
-    return Bounds(_round(TTFT_RATIO * quantile(done.ttft_s, 0.9)), _round(math.sqrt(usual_s * stalled_s)))
+    return Bounds(*map(_round, bounds_between(done.ttft_s, done.longest_gap_s)))
 
 
 def _round(seconds: float) -> float:
