@@ -119,13 +119,14 @@ def bench(short: bool) -> Iterator[Figure]:
         tuned, _ = tune(bed, size, swept, Child.stop)  # a controller that is stopped gives its lease back
         bed.close()
         bed = _bed(children, work / "overload", model)
-        overloaded = _overloaded(bed, size, most_rps)
+        overload = overloaded(bed, size, most_rps)
         bed.close()
     yield from _figures(swept, tuned)
-    yield from overload_figures([overloaded])
+    yield from overload_figures([overload])
 
 
-def _overloaded(bed: Bed, size: Size, most_rps: float) -> Pair:
+def overloaded(bed: Bed, size: Size, most_rps: float) -> Pair:
+    """More than the engine carries for ``size.overload_s``, at the default and beside a cold controller."""
     ttft_s, gap_s = calm_bounds(bed, size.sizes, most_rps, size.overload_s)
 
     def send(name: str, requests: Traffic) -> BoolArray:
