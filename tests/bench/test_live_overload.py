@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,8 @@ import yaml
 
 from rooftune.policies.errors import RefusedError, UnreachableError
 from rooftune.tuner.bench import live_gain, vllm_overload
-from rooftune.tuner.bench.live_gain import Size, config_of
+from rooftune.tuner.bench.children import Children
+from rooftune.tuner.bench.live_gain import Size, bed_of, config_of, overloaded
 from rooftune.tuner.bench.live_gain_rounds import Sizes, bounds_between, listed
 from rooftune.tuner.bench.live_overload import PARTS, Pair, by_part, figures, goodput_ratio, pair
 from rooftune.tuner.bench.vllm_overload import good_of, trace_lines
@@ -20,6 +22,7 @@ from rooftune.tuner.config import load_config
 from rooftune.tuner.control.outcome import CycleRecord
 from rooftune.tuner.control.state.store import StateFile
 from rooftune.tuner.observe.rows import BoolArray
+from rooftune.tuner.sim.twin import warm
 from rooftune.tuner.traffic.workload import Traffic
 from tests.control.cycle_records import hold, push
 
@@ -147,3 +150,19 @@ def test_a_controller_that_did_not_run_fails_the_bench(tmp_path: Path) -> None:
         paired(tmp_path, [])
     with pytest.raises(UnreachableError, match="ended early: its last words"):
         paired(tmp_path / "other", [hold(1)], ended=True)
+
+
+@pytest.mark.slow
+def test_a_controller_does_an_overloaded_engine_no_harm(tmp_path: Path) -> None:
+    """Live, on our engine without a model: every answer comes, and goodput is not below the default's beyond noise."""
+    size = replace(live_gain.SHORT, overload_s=40.0)
+    warm()
+    with Children(tmp_path / "logs") as children:
+        bed = bed_of(children, tmp_path, "fake:8b-2tbs")
+        found = overloaded(bed, size, bed.greatest_rps(size.sizes, 4.0, times=1))
+        bed.close()
+    ratio, low, high = goodput_ratio(found)
+    assert len(found.default) == len(found.tuned) == len(found.requests)
+    loads = [record.load for record in found.records if record.load is not None]
+    assert any(load.overload for load in loads), "nobody said that more arrives than the engine carries"
+    assert high >= 1.0, f"{ratio:.2f} of the default's goodput, at most {high:.2f} (at least {low:.2f})"

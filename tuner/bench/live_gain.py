@@ -111,14 +111,14 @@ def bench(short: bool) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory(prefix="rooftune-live-gain-") as folder, Children(Path(folder)) as children:
         work = Path(folder)
         model = "fake:8b-2tbs" if short else _made_model(children, work)
-        bed = _bed(children, work / "sweep", model)
+        bed = bed_of(children, work / "sweep", model)
         most_rps = bed.greatest_rps(size.sizes, size.span_s * 3, times=1)
         swept = sweep(bed, size, most_rps)
         bed.close()
-        bed = _bed(children, work / "tuned", model)
+        bed = bed_of(children, work / "tuned", model)
         tuned, _ = tune(bed, size, swept, Child.stop)  # a controller that is stopped gives its lease back
         bed.close()
-        bed = _bed(children, work / "overload", model)
+        bed = bed_of(children, work / "overload", model)
         overload = overloaded(bed, size, most_rps)
         bed.close()
     yield from _figures(swept, tuned)
@@ -139,7 +139,8 @@ def overloaded(bed: Bed, size: Size, most_rps: float) -> Pair:
     return pair(bed, config, OVERLOAD, listed(size.sizes, OVERLOAD * most_rps, size.overload_s, seed=3), send)
 
 
-def _bed(children: Children, work: Path, model: str) -> Bed:
+def bed_of(children: Children, work: Path, model: str) -> Bed:
+    """Our engine on ``model``, at the benches' default."""
     knobs = ["--max-step-tokens", str(BOOT_TOKENS), "--max-running", str(MAX_RUNNING), "--max-queue", "5000"]
     return serve_bed(children, work, ["--model", model, *knobs, "--no-prefix-caching"], one_core_left())
 
