@@ -1,6 +1,8 @@
 """A server at and above what it carries, without one: what is sent, what counts as good, ratios and their intervals."""
 
 import json
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -89,6 +91,9 @@ def test_the_lowest_ratio_comes_first_and_each_load_has_its_own() -> None:
     found = {figure.name: figure for figure in figures([Pair(0.9, LIST, better.default, better.default, []), better])}
     assert next(iter(found)) == "goodput_ratio_to_default" and found["goodput_ratio_to_default"].value == 1.0
     assert found["goodput_ratio_to_default_at_120"].value == pytest.approx(101 / 51)
+    assert found["below_default_beyond_noise"].value == 0.0
+    worse = {figure.name: figure.value for figure in figures([compared(N, N // 4), better])}
+    assert worse["below_default_beyond_noise"] == 1.0 and worse["goodput_ratio_to_default"] < 0.3
     assert (found["pushes_at_090"].value, found["pushes_at_120"].value) == (0.0, 1.0)
     assert found["attainment_at_120"].value == 100 / N and found["attainment_at_120"].baseline == 50 / N
 
@@ -150,6 +155,20 @@ def test_a_controller_that_did_not_run_fails_the_bench(tmp_path: Path) -> None:
         paired(tmp_path, [])
     with pytest.raises(UnreachableError, match="ended early: its last words"):
         paired(tmp_path / "other", [hold(1)], ended=True)
+
+
+def test_a_load_generator_that_fails_or_hangs_fails_the_bench(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(vllm_overload, "TELL_EVERY_S", 0.05)
+    with Children(tmp_path) as children:
+        fails = children.run("fails", [sys.executable, "-c", "raise SystemExit('no such model')"], os.environ)
+        with pytest.raises(UnreachableError, match="ended with 1: no such model"):
+            vllm_overload.follow(fails, "list", 30.0)
+        hangs = children.run("hangs", [sys.executable, "-c", "import time; time.sleep(60)"], os.environ)
+        with pytest.raises(UnreachableError, match="list has not ended after 0 s"):
+            vllm_overload.follow(hangs, "list", 0.2)
+    assert "list: sending for" in capsys.readouterr().err
 
 
 @pytest.mark.slow

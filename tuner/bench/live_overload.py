@@ -103,6 +103,7 @@ def figures(pairs: Sequence[Pair]) -> Iterator[Figure]:
     """goodput_ratio_to_default, the lowest of all loads, then each load's with what it is made of."""
     ratios = [goodput_ratio(one) for one in pairs]
     yield Figure("goodput_ratio_to_default", min(ratio for ratio, _, _ in ratios), "ratio", 1.0)
+    yield Figure("below_default_beyond_noise", float(sum(high < 1.0 for _, _, high in ratios)), "loads", 0.0)
     for one, (ratio, low, high) in zip(pairs, ratios, strict=True):
         at = f"at_{round(100 * one.load):03d}"
         yield Figure(f"goodput_ratio_to_default_{at}", ratio, "ratio", 1.0)

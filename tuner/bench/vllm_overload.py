@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rooftune.policies.commands import Figure
-from rooftune.policies.errors import RefusedError
+from rooftune.policies.errors import RefusedError, UnreachableError
 from rooftune.tuner.bench import vllm_gain
 from rooftune.tuner.bench.children import Child, run_to_end, say, wait_for
 from rooftune.tuner.bench.live_gain import cells, config_of
@@ -103,18 +103,21 @@ class Sender:
         command = [str(self.ground.python), "-c", BENCH_SERVE, *words]
         span_s = float(requests.arrival_s[-1])
         client = self.bed.children.run(f"client-{name}", command, environment)
-        _follow(client, name, START_S + DRAIN_RATIO * span_s)
+        follow(client, name, START_S + DRAIN_RATIO * span_s)
         return good_of(json.loads(result.read_text()), requests, self.ttft_s, self.gap_s)
 
 
-def _follow(client: Child, name: str, most_s: float) -> None:
+def follow(client: Child, name: str, most_s: float) -> None:
     """Until it has ended, a line every minute. Raises UnreachableError."""
     began_s = time.monotonic()
-    while (passed_s := time.monotonic() - began_s) < most_s and not client.ended:
+    while not client.ended:
+        passed_s = time.monotonic() - began_s
+        if passed_s >= most_s:
+            raise UnreachableError(f"{name} has not ended after {most_s:.0f} s: {client.last_words()}")
+        if passed_s >= TELL_EVERY_S:
+            say(f"{name}: sending for {passed_s:.0f} s")
         wait_for(client, lambda: None, min(TELL_EVERY_S, most_s - passed_s))
-        if not client.ended:
-            say(f"{name}: sending for {time.monotonic() - began_s:.0f} s")
-    run_to_end(client, 0.0 if not client.ended else 1.0)
+    run_to_end(client, 1.0)
 
 
 def trace_lines(requests: Traffic) -> str:
