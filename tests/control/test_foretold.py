@@ -211,6 +211,6 @@ def test_a_real_gain_needs_fewer_pairs_with_the_twin() -> None:
 
 @pytest.mark.slow
 def test_the_same_setting_against_itself_gets_no_more_verdicts_with_the_twin() -> None:
-    found = [verdict_of(foretells, seed, 2047)[0] for seed in range(12)]
-    # Of 12 trials with 5 % each, more than 2 get a verdict in 2 % of the runs.
-    assert sum(verdict != "inconclusive" for verdict in found) <= 2
+    found = [verdict_of(foretells, seed, 2047)[0] for seed in range(6)]
+    # Of 6 trials with 5 % each, more than one gets a verdict in 3 % of the runs.
+    assert sum(verdict != "inconclusive" for verdict in found) <= 1

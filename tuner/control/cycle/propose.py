@@ -3,18 +3,17 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any
 
 from rooftune.policies.envelope import FOLLOWERS, canonical
 from rooftune.policies.errors import InputError
 from rooftune.policies.guard import Reason
 from rooftune.policies.request import Boot, Setting
-from rooftune.policies.slo import Slo
 from rooftune.policies.step_time import StepModel
 from rooftune.tuner.control.cycle.fit import noise_pairs
 from rooftune.tuner.control.cycle.learned import proven
 from rooftune.tuner.control.cycle.observe import Seen, boot_of, keeps_decodes_moving
-from rooftune.tuner.control.job import Job, SearchAnswer, Span
+from rooftune.tuner.control.job import Job, SearchAnswer, Span, WindowPart
 from rooftune.tuner.control.memory import Bounds, Traffic, Trial, Tried, Trust, alike, region, setting_of
 from rooftune.tuner.control.options import LoopOptions
 from rooftune.tuner.control.outcome import Carries, FitPart, LoadPart
@@ -103,9 +102,10 @@ def make_job(
     start_s = float(seen.arrivals_s[-MOST_REQUESTS:][0])
     rows = RequestRows.join([seen.window.in_flight_at(start_s), rows.select(rows.arrival_s >= start_s)])
     window = window_part(rows, start_s)
-    return Job(
-        window=window if flights is None else with_unended(window, flights, start_s),
-        **_twin_of(seen, fit),
+    return _job(
+        window if flights is None else with_unended(window, flights, start_s),
+        seen,
+        fit,
         draws=draws_of(fit, options.seed),
         base=effective(seen),
         bounds=bounds,
@@ -123,9 +123,10 @@ def foretell_job(window: Window, spans: Sequence[Span], trial: Trial, seen: Seen
     """The question what the twin says of blocks of a trial. spans: on the engine's clock, with their rows in window."""
     start_s, until_s = spans[0][0], spans[-1][2]
     rows = RequestRows.join([window.in_flight_at(start_s), arrived_between(window.requests, start_s, until_s)])
-    return Job(
-        window=window_part(rows, start_s),
-        **_twin_of(seen, fit),
+    return _job(
+        window_part(rows, start_s),
+        seen,
+        fit,
         base=setting_of(trial.before),
         after=setting_of(trial.after),
         bounds={},
@@ -134,26 +135,19 @@ def foretell_job(window: Window, spans: Sequence[Span], trial: Trial, seen: Seen
     )
 
 
-class _Twin(TypedDict):
-    engine: Engine
-    model: StepModel
-    noise_modelled_s: tuple[float, ...]
-    noise_measured_s: tuple[float, ...]
-    slo: Slo
-    boot: Setting
-
-
-def _twin_of(seen: Seen, fit: FitPart) -> _Twin:
-    """The parts of a job that make the twin and judge its requests."""
+def _job(window: WindowPart, seen: Seen, fit: FitPart, **question: Any) -> Job:
+    """A question to the twin of this engine about a window."""
     model = StepModel(**fit.coefficients)
     modelled, measured = noise_pairs(model, seen.window.steps)
-    return _Twin(
+    return Job(
+        window=window,
         engine=_engine(seen),
         model=model,
         noise_modelled_s=modelled,
         noise_measured_s=measured,
         slo=seen.slo,
         boot=boot_of(seen.state),
+        **question,
     )
 
 
