@@ -97,6 +97,42 @@ def test_a_fault_in_the_hook_switches_it_off_and_vllm_continues(driver: Driver, 
     assert json.loads(driver.ask("knobs"))["left"] == 0, "every request finished"
 
 
+def test_a_fault_in_the_list_of_what_is_in_flight_leaves_the_hook_on(driver: Driver) -> None:
+    endpoint = DriverEndpoint(driver)
+    endpoint.load()
+    driver.ask("break", ("recorder", "in_flight"))
+    endpoint.run_steps(5)
+    assert driver.ask("in-flight") == "null\n"
+    taken(push(endpoint, step_tokens=20))
+    endpoint.finish()
+    assert endpoint.tuning_state().notes == () and len(endpoint.requests_after(-1).sequence) == 12
+
+
+def test_preempted_and_aborted_requests_in_flight(driver: Driver) -> None:
+    """A pool too small for all: preempted requests wait with what they have produced and compute nothing."""
+    endpoint = DriverEndpoint(driver, num_blocks=40)
+    endpoint.load()
+    waited = 0
+    for _ in range(40):
+        endpoint.run_steps(5)
+        flights, ended = endpoint.in_flight(), endpoint.requests_after(-1)
+        assert len(set(flights.request_id)) == len(flights.request_id) == 12 - len(ended.sequence)
+        for produced, computed, running in zip(
+            flights.output_tokens, flights.computed_tokens, flights.running, strict=True
+        ):
+            waited += produced > 0 and not running
+            assert running or computed == 0
+    assert waited > 0, "some was preempted"
+    endpoint.finish()
+    endpoint.load()
+    endpoint.run_steps(2)
+    first = endpoint.in_flight().request_id[0]
+    driver.ask("abort", [first])
+    assert first not in endpoint.in_flight().request_id
+    endpoint.finish()
+    assert endpoint.in_flight().request_id == ()
+
+
 def test_an_untested_version_is_read_only_with_a_note(driver: Driver) -> None:
     endpoint = DriverEndpoint(driver, version="0.40.1")
     state = endpoint.tuning_state()

@@ -11,9 +11,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from rooftune.engine.interface import FinishReason
 from rooftune.engine.vllm.endpoint import TuningPlugin
-from rooftune.engine.vllm.hook import hooked
+from rooftune.engine.vllm.hook import Hook, hooked
 from rooftune.engine.vllm.knobs import Knobs
 from rooftune.engine.vllm.lists import WaitingOrder, decodes_first, hide, prefill_key, unhide
+from rooftune.engine.vllm.plugin import utility
 from rooftune.engine.vllm.probe import missing, probe
 from rooftune.engine.vllm.scrape import Series
 from rooftune.engine.vllm.tracks import TokenClock, Track, why
@@ -152,6 +153,7 @@ def test_gaps_cut_from_the_shared_list_match_each_request() -> None:
             if name in last_s:
                 gaps.setdefault(name, []).append(now_s - last_s[name])
             last_s[name] = now_s
+        assert all(clock.latest_s(track) == last_s.get(name) for name, track in tracks.items())
         if tracks and chance.random() < 0.15:
             ending = tracks.pop(chance.choice(list(tracks)))
             clock.end(ending, ending.request, now_s)
@@ -340,3 +342,15 @@ def test_the_median_of_pairs_and_its_interval() -> None:
     assert median_interval([float(value) for value in range(1, 7)]) == (1.0, 3.5, 6.0)
     # Twenty values: the sixth and the fifteenth hold the median with 95.9 %, the seventh would not.
     assert median_interval([float(value) for value in range(1, 21)]) == (6.0, 10.5, 15.0)
+
+
+def test_a_list_that_cannot_be_made_is_refused_and_switches_nothing_off() -> None:
+    def broken() -> None:
+        raise AttributeError("another vLLM")
+
+    hook: Any = SimpleNamespace(on=True, recorder=SimpleNamespace(in_flight=broken), fold=lambda: None)
+    hook.in_flight = lambda: Hook.in_flight(hook)
+    core = SimpleNamespace(scheduler=SimpleNamespace(rooftune=hook))
+    answer = utility(core, "in-flight", "-1")
+    assert isinstance(answer, list) and answer[0] == 503 and not str(answer[1]).startswith("{")
+    assert hook.on
