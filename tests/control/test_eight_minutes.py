@@ -13,6 +13,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from rooftune.policies.envelope import canonical
 from rooftune.policies.guard import Action, GuardLimits, Reason
 from rooftune.policies.request import SHORTEST_FIRST, Setting
 from rooftune.policies.slo import Slo, Target, good
@@ -141,7 +142,7 @@ def test_the_boot_setting_is_back_after_two_verify_windows_below_it(kept: Callab
         longest = max(longest, run)
     shown = f"tuned {told.tuned.round(2).tolist()}, default {told.default.round(2).tolist()}, ours {held}"
     assert longest <= 2, shown
-    assert told.run.setting == BOOT, shown
+    assert canonical(told.run.setting) == BOOT, shown  # maybe in the old turn of another trial
 
 
 def test_it_says_so_and_pauses() -> None:

@@ -106,7 +106,7 @@ def overloaded() -> LiveEngine:
 
 
 def job_of(tells: bool) -> tuple[Job, Seen]:
-    reading = ProtocolReader(LivePort(overloaded(), tells=tells)).read()
+    reading = ProtocolReader(LivePort(overloaded(), tells=tells)).read(flights=True)
     seen = Seen(reading, Window(WINDOW_S).add(reading), (), SLO, -math.inf, WINDOW_S, 60.0)
     model = fit().model_copy(update={"coefficients": SLOW._asdict(), "intervals": {}})
     return make_job(seen, options(trials=20, seed=1), model, BOUNDS, (), 1), seen

@@ -295,7 +295,7 @@ def test_max_pages_below_one_is_refused() -> None:
         reader(FakePort(), 0)
 
 
-def test_what_is_in_flight_is_asked_for_while_something_waits_or_is_wanted() -> None:
+def test_what_is_in_flight_is_asked_for_when_it_is_wanted_and_there_is_some() -> None:
     port = FakePort()
     reader = ProtocolReader(port)
     assert reader.read(flights=True).in_flight is None and "in-flight" not in port.received, "nothing is there"
@@ -306,7 +306,7 @@ def test_what_is_in_flight_is_asked_for_while_something_waits_or_is_wanted() -> 
     assert found is not None and found.running.tolist() == [True] and found.computed_tokens.tolist() == [4]
     port.step(running=1, waiting=1)
     port.flies()
-    found = reader.read().in_flight
+    found = reader.read(flights=True).in_flight
     assert found is not None and found.request_id.tolist() == ["0", "1"] and np.isnan(found.scheduled_s).all()
 
 
@@ -316,8 +316,8 @@ def test_a_list_of_another_start_or_with_rows_left_out_is_not_used() -> None:
     port.step(running=1, waiting=1)
     port.flies()
     port.left_out = 1
-    assert reader.read().in_flight is None
+    assert reader.read(flights=True).in_flight is None
     port.left_out = 0
     port.step(running=1, waiting=1)
     port.before = lambda name: setattr(port, "boot_id", "second") if name == "in-flight" else None
-    assert reader.read().in_flight is None
+    assert reader.read(flights=True).in_flight is None

@@ -309,10 +309,11 @@ class Read:
     """A server as the controller's reader sees it."""
 
     def __init__(self, server: Server) -> None:
-        self.state, self.steps_after, self.requests_after = (
+        self.state, self.steps_after, self.requests_after, self.in_flight = (
             server.tuning_state,
             server.steps_after,
             server.requests_after,
+            server.in_flight,
         )
 
 
@@ -324,8 +325,10 @@ def test_reading_at_the_usual_pace_loses_nothing(server: Server) -> None:
     with Load(server, 6) as load:
         for _ in range(6):
             time.sleep(1.0)
-            readings.append(reader.read())
-    readings.append(reader.read())
+            readings.append(reader.read(flights=True))
+    readings.append(reader.read(flights=True))
+    known = [reading.in_flight for reading in readings if reading.in_flight is not None]
+    assert any(len(flights) > 0 and flights.output_tokens.sum() > 0 for flights in known)
     steps = [int(step) for reading in readings for step in reading.steps.step]
     assert not load.failed and not any(reading.lost_steps or reading.lost_requests for reading in readings)
     assert steps == list(range(before.state.step, before.state.step + len(steps))) and len(steps) > 10

@@ -147,7 +147,7 @@ class ProtocolReader:
     def read(self, flights: bool = False) -> Reading:
         """The state and all rows since the last read; raises what the source raises (a port: PortError) and no more.
 
-        flights: whether to ask for the requests in flight also when none waits; while there are none nobody is asked.
+        flights: whether to ask for the requests in flight, when there are any.
         An engine that keeps restarting while it is read gives a reading without rows.
         """
         for _ in range(_STARTS):
@@ -189,8 +189,7 @@ class ProtocolReader:
         )
 
     def _with_flights(self, reading: Reading, wanted: bool) -> Reading:
-        waits = len(reading.steps) > 0 and bool(reading.steps.waiting[-1] > 0)
-        page = self._source.in_flight() if reading.busy and (wanted or waits) else None
+        page = self._source.in_flight() if wanted and reading.busy else None
         if page is None or page.boot_id != reading.boot_id:
             return reading
         return replace(reading, in_flight=FlightRows.from_wire(page))

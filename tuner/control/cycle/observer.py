@@ -83,7 +83,8 @@ class Observer:
 
     def look(self, draft: Draft) -> CycleView:
         """Reads and judges the state. Raises PortError, StoreError, and InputError for invalid rows, which it drops."""
-        reading = self._reader.read(flights=self._options.live)
+        waited = bool(self._window.steps.waiting[-1:].any())
+        reading = self._reader.read(flights=self._options.live or waited)
         self._window = self._window.add(reading)
         try:
             return self._look(reading, draft)

@@ -177,7 +177,7 @@ class Planner:
                 )
             elif why is Reason.TOO_LITTLE_DATA:
                 seen, needed = len(view.seen.arrivals_s), self._options.search_requests
-                draft.note(f"a search needs {needed - seen} more requests: {seen} of {needed}")
+                draft.note(f"too few requests for a search: {seen} of {needed}")
             return Found(None, why)
         if self._learner.model is None or self._learner.drift is not None:
             draft.note(self._refused or "no step model yet: it needs more steps of different sizes")
