@@ -131,19 +131,22 @@ def test_a_requested_revert_is_retried_until_the_engine_answers() -> None:
 
 def test_a_push_whose_answer_was_lost_is_recognised() -> None:
     run = rig(proposes(step_tokens=512, gain=0.12), options=QUICK)
-    engine = run.engine.running
+    honest, lost_push = run.port.push, list[wire.PushRequest]()
 
-    def lose(request: wire.PushRequest) -> wire.PushAnswer | wire.Refusal:
-        engine.push(request)
+    def lose_once(request: wire.PushRequest) -> wire.PushAnswer | wire.Refusal:
+        answer = honest(request)
+        if lost_push or not request.knobs.step_tokens:
+            return answer
+        lost_push.append(request)
         raise PortError(PortFault.TIMEOUT, "no answer in time")
 
-    honest = run.port.push
-    run.port.push = lambda request: lose(request) if request.knobs.step_tokens else honest(request)  # type: ignore[method-assign]  # scripted
+    run.port.push = lose_once  # type: ignore[method-assign]  # scripted
     run.run(8, until=lambda record: record.reason is Reason.UNREACHABLE)
     lost = run.records[-1]
     assert lost.action is Action.HOLD and lost.pushed is None and run.setting == FITTING
-    run.run(5, until=lambda record: record.verify is not None and record.verify.verdict == "better")
-    assert run.records[-1].verify is not None and run.records[-1].verify.push_cycle == lost.number
+    run.run_trial()
+    verify = run.records[-1].verify
+    assert verify is not None and (verify.verdict, verify.push_cycle) == ("better", lost.number)
     assert run.setting == FITTING
 
 
@@ -213,7 +216,7 @@ def test_a_lease_that_ended_at_the_boot_setting_costs_no_rows() -> None:
 
 def test_a_failed_revert_is_retried_until_it_succeeds() -> None:
     limits = replace(BOLD, max_inconclusive_s=15.0)
-    run = on_trial(options=options(search_requests=20, limits=limits, harm_requests=100, min_requests=100))
+    run = on_trial(options=options(search_requests=20, limits=limits, min_requests=100))
     run.port.script = failing(PortFault.TIMEOUT, "revert")
     run.run(2)
     assert run.records[-1].reason is Reason.UNREACHABLE and run.setting == FITTING
@@ -227,7 +230,7 @@ def test_a_failed_revert_is_retried_until_it_succeeds() -> None:
 def test_a_revert_whose_answer_was_lost_keeps_its_verdict() -> None:
     """The engine reverted but its answer was lost: the reverted setting is not tried again."""
     limits = replace(BOLD, max_inconclusive_s=15.0)
-    run = on_trial(options=options(search_requests=20, limits=limits, harm_requests=100, min_requests=100))
+    run = on_trial(options=options(search_requests=20, limits=limits, min_requests=100))
     honest = run.port.revert
 
     def lost(request: wire.RevertRequest) -> wire.PushAnswer | wire.Refusal:
@@ -341,11 +344,13 @@ def test_a_controller_that_sees_nothing_does_not_renew_on_a_hung_engine() -> Non
     assert run.setting == BOOT and run.records[-1].lease_left_s is None
 
 
-def test_an_engine_that_slows_tenfold_reverts_the_trial() -> None:
+def test_an_engine_that_slows_tenfold_in_a_trial_proves_nothing() -> None:
+    """Both settings have their turns on the slow engine, so neither is to blame."""
     run = on_trial()
     run.engine.slow = 10.0
-    run.run(10, until=lambda record: record.action is Action.REVERT)
-    assert run.records[-1].action is Action.REVERT and run.setting == BOOT
+    run.run_trial()
+    assert (run.records[-1].action, run.records[-1].reason) == (Action.REVERT, Reason.INCONCLUSIVE)
+    assert run.setting == BOOT
 
 
 def test_rows_that_were_overwritten_are_counted_and_the_rest_is_used() -> None:
@@ -501,9 +506,8 @@ def test_a_wall_clock_jump_changes_only_the_date(jump_s: float) -> None:
 
 
 def test_a_trial_is_timed_by_the_engines_clock() -> None:
-    """The controller's own clock stands still for an hour (a machine that slept): the trial is judged by rows."""
+    """The controller's own clock stood still meanwhile (a machine that slept): a turn ends with the engine's time."""
     run = on_trial()
-    run.engine.advance(20.0)
+    run.engine.advance(25.0)
     run.run(1)
-    verify = run.records[-1].verify
-    assert verify is not None and verify.requests > 40
+    assert run.records[-1].action is Action.SWITCH, "its first cycle, and the turn of 30 s is over"

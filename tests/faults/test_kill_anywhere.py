@@ -70,10 +70,10 @@ def test_killed_in_a_trial_the_next_controller_resumes_and_judges_it(stage: Stag
     killed(run)
     assert run.setting == FITTING
     again = run.again()
-    again.run(8, until=lambda r: r.verify is not None and r.verify.verdict == "better")
+    again.run_trial()
     verify = again.records[-1].verify
-    assert verify is not None and verify.push_cycle == push
-    assert again.setting == FITTING and not again.port.moving, "kept without a second push"
+    assert verify is not None and (verify.verdict, verify.push_cycle) == ("better", push)
+    assert again.setting == FITTING and not any(map(pushed, again.records)), "kept without a second push"
 
 
 def test_killed_at_the_instant_of_the_push() -> None:
@@ -101,8 +101,9 @@ def test_killed_at_the_instant_of_the_push() -> None:
         number = max(run.store.noted)
     assert run.setting == FITTING and run.store.get(number) is None
     after = run.again()
-    after.run(8, until=lambda r: r.verify is not None and r.verify.verdict == "better")
-    assert after.records[-1].verify is not None and after.records[-1].verify.push_cycle == number
+    after.run_trial()
+    verify = after.records[-1].verify
+    assert verify is not None and (verify.verdict, verify.push_cycle) == ("better", number)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -139,7 +140,7 @@ def test_killed_while_reverting_a_bad_setting_the_engine_drops_it() -> None:
 
     run.port.revert = revert  # type: ignore[method-assign]  # scripted
     with pytest.raises(Killed):
-        run.run(14)
+        run.run(40)
     assert run.setting == GOOD
     again = run.again()
     again.run(2)
