@@ -54,6 +54,27 @@ def test_the_fit_leaves_out_no_step_size(steps: StepRows) -> None:
     assert abs(np.median(np.log(long.duration_s / predict(found.model, long)))) < 0.05
 
 
+def test_an_engine_overloaded_from_its_start_gets_a_model_of_its_few_steps_that_are_not_full() -> None:
+    engine = LiveEngine(jitter=0.02)
+    engine.silence()
+    for prompt in (30, 200, 700, 1200):
+        engine.submit(prompt, 3)
+        engine.advance(1.0)
+    for _ in range(250):
+        engine.submit(8000, 2)
+    engine.advance(400.0)
+    steps = steps_of(engine)
+    full = steps.samples().computed_tokens == 2048
+    assert full.mean() > 0.98, "hardly a step of another size"
+    learner = taught(steps)
+    fit = learner.fit()
+    assert fit.steps < 0.5 * len(steps) and fit.seen_low_tokens < 200.0
+    samples = steps.samples()
+    for mask in (full, ~full):
+        part = samples.select(mask)
+        assert abs(np.median(np.log(part.duration_s / predict(learner.model, part)))) < 0.1  # type: ignore[arg-type]
+
+
 def test_a_fit_does_not_reject_a_step_size_because_the_rest_fits_tighter() -> None:
     """Two lines explain the decodes of this engine almost equally well; under one of them the longest are outliers."""
     engine = LiveEngine(jitter=0.01, seed=2)

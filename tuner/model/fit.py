@@ -101,10 +101,16 @@ def _report(evidence: Evidence, residual: FloatArray, silent: tuple[FitCode, ...
     )
 
 
+def token_range(samples: StepSamples) -> tuple[float, float]:
+    """Computed tokens of the steps, without the 2 % at either end; a fit needs a factor of MIN_TOKEN_RATIO."""
+    low, high = np.quantile(samples.computed_tokens, [0.02, 0.98])
+    return float(low), float(high)
+
+
 def _refuse_hopeless(samples: StepSamples) -> None:
     if len(samples) < MIN_STEPS:
         raise FitRefused(FitCode.TOO_FEW_STEPS, f"{len(samples)} steps, at least {MIN_STEPS} are needed")
-    low, high = np.quantile(samples.computed_tokens, [0.02, 0.98])
+    low, high = token_range(samples)
     if high < MIN_TOKEN_RATIO * low:
         raise FitRefused(
             FitCode.NO_TOKEN_VARIATION,

@@ -11,7 +11,7 @@ from rooftune.policies.step_time import StepModel
 from rooftune.tuner.control.outcome import FitPart
 from rooftune.tuner.control.ports import Store
 from rooftune.tuner.model.drift import Drift, DriftAlarm
-from rooftune.tuner.model.fit import MIN_STEPS, fit_steps
+from rooftune.tuner.model.fit import MIN_STEPS, MIN_TOKEN_RATIO, fit_steps, token_range
 from rooftune.tuner.model.model_file import check_step_model
 from rooftune.tuner.model.reservoir import Reservoir, stratum_of
 from rooftune.tuner.model.roofline import FitCode, StepFit, predict
@@ -29,6 +29,8 @@ REFIT_GROWTH, REFIT_LEAST_STEPS = 1.5, 400
 OPEN = frozenset({FitCode.SLOPE_UNKNOWN.value, FitCode.FLOOR_UNKNOWN.value})
 # Steps of known sizes suffice when they reach this share of the largest size; otherwise first ones count too.
 REACH = 0.7
+# Steps of the commonest size class for each one of the others, where it alone would make a fit impossible.
+MOST_ALIKE = 9
 # A size class of at least CLASS_STEPS may be off by MOST_OFF, in logarithms, before a second fit is tried.
 CLASS_STEPS, MOST_OFF = 8, 0.05
 
@@ -127,7 +129,10 @@ class Learner:
         if not len(first):
             return again
         reach = float(again.computed_tokens.max()) if len(again) else 0.0
-        return again if reach >= REACH * float(first.computed_tokens.max()) else join([again, first])
+        if reach >= REACH * float(first.computed_tokens.max()) and _varied(again):
+            return again
+        both = join([again, first])
+        return both if _varied(both) else _thinned(both)
 
     @property
     def due(self) -> bool:
@@ -174,6 +179,25 @@ def checked_fit(samples: StepSamples) -> StepFit:
     start = _from_both_ends(samples)
     other = fit_steps(samples, start=start) if start is not None else found
     return min((found, other), key=lambda fit: _off(fit.model, samples))
+
+
+def _varied(samples: StepSamples) -> bool:
+    low, high = token_range(samples)
+    return high >= MIN_TOKEN_RATIO * low
+
+
+def _thinned(samples: StepSamples) -> StepSamples:
+    """With fewer of the commonest size class, so that the others tell something: under overload nearly every step is
+    full from the start on, and without a model there would be no push."""
+    strata = stratum_of(samples.computed_tokens)
+    names, counts = np.unique(strata, return_counts=True)
+    common = np.flatnonzero(strata == names[counts.argmax()])
+    others = len(samples) - len(common)
+    kept = min(len(common), MOST_ALIKE * others)
+    if kept + others < MIN_STEPS:
+        return samples
+    picked = common[np.linspace(0, len(common) - 1, kept).astype(int)]
+    return samples.select(np.union1d(picked, np.flatnonzero(strata != names[counts.argmax()])))
 
 
 def _off(model: StepModel, samples: StepSamples) -> float:
