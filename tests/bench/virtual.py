@@ -40,11 +40,6 @@ LEAST_WINDOW = 10  # requests, below which a window says nothing
 EVEN = 1.0
 
 
-def mixes() -> tuple[str, ...]:
-    """The mixes whose data is here."""
-    return (MILD, DOCUMENTS, CONVERSATIONS) if AZURE_CONV.is_file() else (MILD, DOCUMENTS)
-
-
 def targets(mix: str) -> Slo:
     """First token within 2 s; at most 1 % of a request's gaps above 30 ms, or above 150 ms for the mild ones."""
     gap_s = MILD_GAP_S if mix == MILD else 0.03
