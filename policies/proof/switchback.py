@@ -90,6 +90,8 @@ def judge_pairs(blocks: Sequence[Block], history: Sequence[Block]) -> Outcome:
         return Outcome(math.nan, math.inf, looks[-1], Verdict.INCONCLUSIVE, True)
     gain = float(paired.mean())
     variance, degrees = _scatter(seen, history, slope)
+    if slope:
+        variance = max(variance, _one_request(seen))
     half = math.inf
     if degrees >= LEAST_DEGREES:
         half = student(SPENT[len(looks) - 1], degrees) * math.sqrt(variance / len(paired))
@@ -128,6 +130,12 @@ def _by_count(blocks: Sequence[Block]) -> float:
     counted = [block for block in blocks if block.judged > 0.0]
     share = sum(block.good for block in counted) / sum(block.judged for block in counted)
     return 2.0 * share * (1.0 - share) * sum(1.0 / block.judged for block in counted) / len(counted)
+
+
+def _one_request(blocks: Sequence[Block]) -> float:
+    """Variance of a difference of two blocks that the twin foretells to within one request: it may have been right so
+    far by luck, and a machine that slows down errs in steps of requests."""
+    return 2.0 * sum(1.0 / (block.judged * block.judged) for block in blocks if block.judged > 0.0) / len(blocks)
 
 
 def _steps(shares: FloatArray) -> FloatArray:
