@@ -120,13 +120,13 @@ def test_a_twin_that_knows_narrows_the_interval_and_one_that_does_not_hardly_wid
 
 
 def test_a_twin_that_was_right_to_the_request_is_not_taken_to_be_so_for_ever() -> None:
-    """Three more of fifty are missed in one block of two pairs; until then nothing was."""
+    """Four and three of fifty are missed in the old blocks of two pairs; until then the twin foretold every one."""
     good = (41.0, 43.0, 37.0, 36.0, 42.0, 40.0, 39.0, 44.0)
     history = [Block(False, one, 50.0, one / 50.0) for one in good]
-    pairs = [(True, 38.0, 38.0), (False, 36.0, 39.0), (True, 42.0, 42.0), (False, 38.0, 38.0)]
+    pairs = [(True, 38.0, 38.0), (False, 35.0, 39.0), (True, 42.0, 42.0), (False, 37.0, 40.0)]
     found = judge_pairs([Block(new, one, 50.0, foretold / 50.0) for new, one, foretold in pairs], history)
     assert found.slope == 1.0 and found.verdict is Verdict.INCONCLUSIVE
-    assert found.half_width > found.gain > 0.02
+    assert found.half_width > found.gain > 0.06
 
 
 def test_one_unknown_expectation_leaves_the_twin_out() -> None:
