@@ -187,7 +187,8 @@ def test_case_7_lessons_of_one_load_do_not_apply_under_another() -> None:
 
     slo = Slo((Target("ttft", 3.0, 0.99), Target("longest_gap", 0.1, 0.99)))
     run = rig(reply, options=options(slo=slo, search_requests=20, search_every_s=40.0))
-    run.run(14, until=lambda r: r.verify is not None and r.verify.verdict == "better")
+    run.run(14, until=pushed)
+    run.run_trial()
     assert run.setting.step_tokens == 128
     run.engine.carry(Traffic(rate_rps=0.8, prompt_tokens=4000, output_tokens=2, documents=0))
     jobs_before = len(run.searcher.jobs)
@@ -195,7 +196,7 @@ def test_case_7_lessons_of_one_load_do_not_apply_under_another() -> None:
     assert run.setting.step_tokens == 2048
     later = run.searcher.jobs[jobs_before:]
     assert later and later[-1].live == (), "the trial under the other load is not passed on"
-    run.run(14, until=lambda r: r.verify is not None and r.verify.verdict != "inconclusive")
+    run.run_trial()
     assert run.records[-1].verify is not None and run.records[-1].verify.verdict == "better"
     assert run.setting.step_tokens == 2048
 
@@ -349,6 +350,7 @@ def test_case_21_without_a_target_on_gaps_the_budget_grows_and_then_stays() -> N
     run = twin_rig(engine=engine, options=given)
     run.run(30, until=pushed)
     assert run.records[-1].pushed is not None and run.records[-1].pushed["step_tokens"] >= 256
+    run.run_trial()
     run.run(16)
     quiet = {Reason.NO_TARGETS_MISSED, Reason.NULL_RESULT, Reason.WITHIN_NOISE}
     assert run.records[-1].reason in quiet, "and stops"

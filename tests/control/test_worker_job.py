@@ -89,7 +89,7 @@ def test_a_wrong_step_model_is_detected_and_nothing_is_proposed() -> None:
 
 
 def test_too_few_requests_are_searched_and_reported_as_too_few() -> None:
-    found = run(job(mix(span_s=8.0)))
+    found = run(job(mix(span_s=3.0)))
     assert found.twin.verdict == "too_few" and found.twin.missing_requests
     assert found.proposal is not None
 

@@ -276,11 +276,16 @@ def test_a_good_median_does_not_open_the_gate_for_a_target_at_p99() -> None:
     ttft_s, gap_s = near_saturation(440)
     seen = answers(ttft_s, gap_s)
     at_p99 = Slo((Target("ttft", 3.0, 0.99),))
+    # Too few for that quantile: the share of requests within its bound decides instead.
     found = calibrate([seen], seen, slo=at_p99)
-    assert found.verdict is Fidelity.TOO_FEW and found.missing == 60
-    assert row(found, "ttft", 0.5)[1] is Fidelity.GOOD
+    assert found.verdict is Fidelity.GOOD
+    assert [each.name for each in found.rows if each.decides] == [SHARE, "ttft within 3 s"]
+    assert row(found, "ttft", 0.99)[1] is Fidelity.TOO_FEW
+    late = answers(np.where(ttft_s > np.quantile(ttft_s, 0.52), 9.0, ttft_s), gap_s)
+    off = calibrate([late], seen, slo=at_p99)
+    assert off.verdict is Fidelity.NOT_GOOD and row(off, "ttft", 0.5)[1] is Fidelity.GOOD
     enough = answers(*near_saturation(500))
-    assert calibrate([enough], enough, slo=at_p99).verdict is Fidelity.GOOD
+    assert "ttft p99" in [each.name for each in calibrate([enough], enough, slo=at_p99).rows if each.decides]
     wrong = answers(np.where(ttft_s > 2.0, 3.0, 1.0) * ttft_s, gap_s)
     assert calibrate([wrong], seen, slo=TARGETS).verdict is Fidelity.NOT_GOOD
 

@@ -1,7 +1,8 @@
 """Judges the twin: compares what it foretold of a window with what was observed, with a verdict for each figure.
 
 With targets, what decides is judged: the share of good requests under the setting in force, and each target's own
-metric at its own quantile. Other quantiles are shown, and neither open nor close anything. Without targets every metric
+metric at its own quantile; where the window is too small for that quantile, the share of requests within the target's
+bound. Other quantiles are shown, and neither open nor close anything. Without targets every metric
 needs one good quantile and none that is not good.
 
 A figure is ``good`` within a bound (relative for latencies, absolute for shares), ``not_good`` when neither the bound
@@ -116,7 +117,7 @@ def calibrate(
     window = _Window(predicted, observed, observed.finished, quality)
     named = () if slo is None else slo.all_targets()
     deciding = _deciding(window, slo) if slo is not None and named else []
-    base = {(target.metric, target.quantile) for target, index in named if index is None}
+    base = {(row.metric, row.quantile) for row in deciding}
     shown = [window.latency(m, q, window.kept) for m in SHOWN for q in quality.quantiles if (m, q) not in base]
     rows = (*deciding, *shown)
     if deciding:
@@ -131,12 +132,14 @@ def _deciding(window: "_Window", slo: Slo) -> list[FigureError]:
     for target, index in slo.all_targets():
         group = window.kept & applies(window.observed, slo, target, index)
         suffix = "" if index is None else f" (override {index + 1})"
-        if target.metric == "gap" or target.quantile == 1.0:
-            met = np.mean([meets(replay, target) for replay in window.predicted], axis=0)
-            name = f"{_words(target.metric)} within {target.bound_s:g} s{suffix}"
-            rows.append(window.share(name, met, meets(window.observed, target), group))
-        else:
-            rows.append(window.latency(target.metric, target.quantile, group, suffix, decides=True))
+        if target.metric != "gap" and target.quantile < 1.0:
+            row = window.latency(target.metric, target.quantile, group, suffix, decides=True)
+            if row.verdict is not Fidelity.TOO_FEW:
+                rows.append(row)
+                continue
+        met = np.mean([meets(replay, target) for replay in window.predicted], axis=0)
+        name = f"{_words(target.metric)} within {target.bound_s:g} s{suffix}"
+        rows.append(window.share(name, met, meets(window.observed, target), group))
     # A target that no request of this window falls under is no reason to wait.
     return [row for row in rows if row.samples or row.name == SHARE]
 
