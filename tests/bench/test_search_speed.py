@@ -31,6 +31,7 @@ def test_the_short_form_uses_synthetic_traffic_under_its_own_name() -> None:
     figures = {figure.name: figure for figure in bench(short=True)}
     assert list(figures) == [
         "made_recommend_warm_s", "made_recommend_warm_cpu_s", "research_s", "research_cpu_s", "research_steps",
+        "overloaded_over_easy_time",
     ]  # fmt: skip
     assert figures["research_s"].baseline == 2.0
     assert figures["research_steps"].value > 100_000
