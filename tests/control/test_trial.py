@@ -56,9 +56,8 @@ def test_the_same_setting_against_itself_hardly_ever_gets_a_verdict() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rate_rps", [1.6, 2.0, 2.4])
-def test_the_same_setting_against_itself_gets_a_verdict_in_one_trial_of_twenty_at_most(rate_rps: float) -> None:
-    found = [verdict_of_the_same_setting(seed, rate_rps) for seed in range(20)]
+def test_the_same_setting_against_itself_gets_a_verdict_in_one_trial_of_twenty_at_most() -> None:
+    found = [verdict_of_the_same_setting(seed, (1.6, 2.0, 2.4)[seed % 3]) for seed in range(20)]
     # Of 20 trials with 5 % each, more than 3 get a verdict in 1.6 % of the runs.
     assert sum(verdict != "inconclusive" for verdict in found) <= 3
 
