@@ -129,7 +129,7 @@ class TuningDesk:
         self._notes: tuple[str, ...] = ()
         self.boot_id = secrets.token_hex(8)
         self.observer: Observer | None = None
-        self.flights: Callable[[], Flights] = _untold  # set by whoever knows what is in flight
+        self.flights: Callable[[], Flights] = _unknown_flights  # the engine replaces it
 
     # --- the loop's side ---
 
@@ -304,7 +304,7 @@ class TuningDesk:
         return [row for _, row in rows], common
 
 
-def _untold() -> Flights:
+def _unknown_flights() -> Flights:
     raise UnreachableError("nothing here tells what is in flight; ask the engine itself")
 
 

@@ -33,7 +33,8 @@ REMEMBERED, SCATTER_BLOCKS, RECENT = 48, 12, 4
 # LEARNT_MARGIN: on what few blocks show.
 SHARED, AR_PRIOR, MOST_AR, LEARNT_MARGIN = 0.04, 1.6, 0.7, 1.25
 LEAST_JUDGED = 5.0
-# A queue grows: longer in each of so many blocks in a row, in the end by this many requests and this factor.
+# A queue grows when it gets longer in each of QUEUE_BLOCKS consecutive blocks, and by this many requests and this
+# factor in all.
 QUEUE_BLOCKS, QUEUE_LEAST, QUEUE_RATIO = 4, 5.0, 1.5
 CLEARLY = 1.05  # sustainable rates are estimates
 RISEN = 1.1  # the offered rate over that at the verdict, beyond counting noise

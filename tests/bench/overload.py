@@ -2,7 +2,7 @@
 
 Capacity is what the default serves per second when requests never run out. Each load is served for twenty minutes by
 the default and under the controller, on the document mix and the same with targets that the default can meet. Two seeds
-take about ten minutes on two cores, and find no loss of a few points. azure-conv is left out: its many decodes make it
+take about five minutes on two cores, and find no loss of a few points. azure-conv is left out: its many decodes make it
 several times as dear (``compare`` serves it). goodput_ratio_to_default: good requests under the controller over the
 default's (at least one), the least of the mixes. worst_share_lost_points: of any single run. minutes_below_default: of
 all runs, ends of sliding windows of verify_s with fewer good requests than the default's beyond noise, after the first

@@ -33,7 +33,7 @@ N = len(LIST)
 
 
 def compared(default: int, tuned: int, records: Sequence[CycleRecord] = ()) -> Pair:
-    """The first so many requests were good."""
+    """Good are the first requests of the list, up to this number."""
     return Pair(1.2, LIST, np.arange(N) < default, np.arange(N) < tuned, records)
 
 

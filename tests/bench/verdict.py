@@ -45,7 +45,7 @@ GOOD_SHARE, QUIET_SHARE = 0.5, 0.9  # the first where the share scatters most, t
 GAINS, HARM = (0.05, 0.15, 0.40), -0.30
 DRIFT, DRIFT_S, CELL_S, SCATTER = 0.10, 300.0, 10.0, 0.03
 CARRY_RATE_RPS, CARRY_BOUND_S = 7.0, 1.0  # the small budget carries about 7.5 requests/s
-NOBODY, RIGHT, POOR = 0, 1, 2  # whose twin: a row of Run.ttft_s
+NO_TWIN, RIGHT, POOR = 0, 1, 2  # whose twin: a row of Run.ttft_s
 
 
 def _documents(
@@ -148,7 +148,7 @@ NONE: Judged = (Verdict.INCONCLUSIVE, math.inf)
 Test = Callable[[Run, float, int], Judged]
 
 
-def before_after(run: Run, gain: float, seed: int, twin: int = NOBODY) -> Judged:
+def before_after(run: Run, gain: float, seed: int, twin: int = NO_TWIN) -> Judged:
     """A look in every cycle at up to two minutes after the push, against up to four times as long before it."""
     was, raised = run.good(0.0), run.good(gain)
     residue = np.where(run.arrival_s >= PUSH_S, raised[0], was[0])
@@ -179,7 +179,7 @@ def _slope(values: FloatArray, covariate: FloatArray) -> float:
 
 
 def blocks_of(
-    run: Run, gain: float, seed: int, twin: int = NOBODY, block_s: float = BLOCK_S
+    run: Run, gain: float, seed: int, twin: int = NO_TWIN, block_s: float = BLOCK_S
 ) -> tuple[list[Block], list[Block]]:
     """A trial's blocks and those of the ten minutes before it."""
     before, pairs = int(BEFORE_S / block_s), int((SPAN_S - PUSH_S) / block_s) // 2
@@ -209,7 +209,7 @@ def _tallied(arms: BoolArray, block: IntArray, good: FloatArray, expected: Float
     return [Block(*row) for row in zip(*columns, strict=True)]
 
 
-def switchback(run: Run, gain: float, seed: int, twin: int = NOBODY, block_s: float = BLOCK_S) -> Judged:
+def switchback(run: Run, gain: float, seed: int, twin: int = NO_TWIN, block_s: float = BLOCK_S) -> Judged:
     """Both settings take turns."""
     return first_verdict(*blocks_of(run, gain, seed, twin, block_s), block_s)
 

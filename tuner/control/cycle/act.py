@@ -183,19 +183,19 @@ class Actor:
         turn = trial.following(seen.now_s)
         assert turn is not None
         try:
-            self._book.switch(trial.but(turns=(*trial.turns, turn)))
+            self._book.change(trial=trial.but(turns=(*trial.turns, turn)))
             self._book.save()
             request = self._request(view, seen.setting, setting, f"cycle {draft.number}: turn of a trial")
             sent = self._stopped(seen.state.revision) or send(self._port, request)
         except StoreError:
-            self._book.switch(trial)
+            self._book.change(trial=trial)
             raise
         if sent.reason is None:
             draft.put(**self._leased(sent))
             draft.put(in_force=knobs_of(setting))
             return Decision(Action.HOLD if setting == seen.setting else Action.SWITCH, decision.reason)
         if not sent.unknown:
-            self._book.switch(trial)
+            self._book.change(trial=trial)
         return Decision(Action.HOLD, sent.reason, detail=sent.detail)
 
     def _stopped(self, revision: int) -> Sent | None:

@@ -86,10 +86,6 @@ class Book:
             self._before = (trial.push_cycle, now)
         return self._before[1]
 
-    def switch(self, trial: Trial) -> None:
-        """Call before sending a switch, with its turn; after a refusal with the trial of before."""
-        self.change(trial=trial)
-
     def keep(self, trial: Trial, checked: Checked, day: str, wall_s: float) -> None:
         """Ends a good trial; its setting stays."""
         self._end(trial, checked, checked.verdict, day, wall_s)
