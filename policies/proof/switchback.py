@@ -21,8 +21,9 @@ SPENT = (0.001, 0.002, 0.003, 0.005, 0.007, 0.008, 0.008, 0.008)  # 4.2 %; the r
 LEAST_DEGREES = 4.0  # of freedom; a scatter known less well decides nothing
 # Neighbouring differences share a block, so that n of them tell as much as 2/3 n independent ones.
 SHARED = 2.0 / 3.0
-# Harm is a loss of at least HARM_LOSS and HARM_WIDTHS standard errors, against HARM_BLOCKS old blocks or more.
-HARM_LOSS, HARM_WIDTHS, HARM_BLOCKS = 0.15, 2.0, 6
+# Harm is a loss of at least HARM_LOSS and HARM_WIDTHS standard errors, against HARM_BLOCKS old blocks or more, and
+# beyond COUNTING_Z standard errors of independent requests.
+HARM_LOSS, HARM_WIDTHS, HARM_BLOCKS, COUNTING_Z = 0.15, 2.0, 6, 3.0
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,8 @@ def harmful(blocks: Sequence[Block], history: Sequence[Block] = ()) -> bool:
 
     Blocks in order of time, those of a ramp included. No verdict: it errs more often than one may.
     """
+    if not _loses_beyond_counting([*history, *blocks]):
+        return False
     before = [*history, *(block for block in blocks if not block.new)]
     old = _shares(before, 0.0)
     new = _shares([block for block in blocks if block.new], 0.0)
@@ -190,3 +193,16 @@ def harmful(blocks: Sequence[Block], history: Sequence[Block] = ()) -> bool:
     recent = old[-max(HARM_BLOCKS, len(new)) :]
     loss = float(recent.mean() - new.mean())
     return loss > max(HARM_LOSS, HARM_WIDTHS * math.sqrt(variance * (1.0 / len(new) + 1.0 / len(recent))))
+
+
+def _loses_beyond_counting(blocks: Sequence[Block]) -> bool:
+    """Whether the new setting loses beyond the chance of independent requests: few blocks may look calm by chance."""
+    (was_good, was), (good, judged) = (
+        (sum(b.good for b in blocks if b.new is arm), sum(b.judged for b in blocks if b.new is arm))
+        for arm in (False, True)
+    )
+    if min(was, judged) <= 0.0:
+        return False
+    both = (was_good + good + 1.0) / (was + judged + 2.0)
+    chance = math.sqrt(both * (1.0 - both) * (1.0 / was + 1.0 / judged))
+    return was_good / was - good / judged > COUNTING_Z * chance

@@ -41,7 +41,6 @@ from rooftune.tuner.observe.window import Window, settled
 MOST_BEFORE = 4
 # Beyond it, at the same work, the engine has changed since the push: people are told. The turns share such a change.
 PACE_RATIO, PACE_STEPS = 1.2, 50
-COUNTING_Z = 3.0
 _LONG_AGO_S = -1e11  # below it a stored instant means "always": a record cannot hold an infinity
 
 
@@ -171,22 +170,7 @@ def _hurts(trial: Trial, seen: Seen, options: LoopOptions) -> bool:
         else:
             found = tally(seen.window, seen.slo, wait_s, turn.at_s, trial.end_s(number), options.settle_s)
             rows.append((turn.setting != trial.before, *found))
-    blocks, past = _blocks(rows, ()), _past(trial)
-    return _more_than_counting([*past, *blocks]) and harmful(blocks, past)
-
-
-def _more_than_counting(blocks: list[Block]) -> bool:
-    """Whether the new setting loses beyond the chance of independent requests: few blocks may look calm by chance."""
-    counts = [
-        (sum(b.good for b in blocks if b.new is arm), sum(b.judged for b in blocks if b.new is arm))
-        for arm in (False, True)
-    ]
-    (was_good, was), (good, judged_now) = counts
-    if min(was, judged_now) <= 0.0:
-        return False
-    both = (was_good + good + 1.0) / (was + judged_now + 2.0)
-    chance = math.sqrt(both * (1.0 - both) * (1.0 / was + 1.0 / judged_now))
-    return was_good / was - good / judged_now > COUNTING_Z * chance
+    return harmful(_blocks(rows, ()), _past(trial))
 
 
 def _blocks(rows: Iterable[Row], foretold: Iterable[float | None]) -> list[Block]:
